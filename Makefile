@@ -1,0 +1,48 @@
+# Every task of the project; continuous integration runs these same targets.
+PYTHON ?= python3
+TIER ?= laptop
+BIN := .venv/bin
+RUN := $(BIN)/python
+
+.PHONY: study figure test check format lower-bounds clean distclean
+
+study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
+	$(RUN) -m studies.ln_affine_isolation --tier $(TIER)
+
+figure: .venv/installed           ## the main job's figure, from stored results
+	$(RUN) -m figures.ln_affine_isolation --tier $(TIER)
+
+test: .venv/installed-test        ## the whole test suite
+	$(RUN) -m pytest
+
+check: .venv/installed-test       ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lower-bounds:                     ## the test suite on the oldest supported dependencies
+	$(PYTHON) -m venv .venv-lower
+	.venv-lower/bin/pip install --quiet -c tests/lower-bounds.txt -e '.[test]'
+	.venv-lower/bin/python -m pytest
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/installed-test: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ .venv/installed
+
+clean:                            ## compiled kernels and tool caches (after editing mxsim/bits.py, too)
+	find mxsim studies figures tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+distclean: clean
+	rm -rf .venv .venv-lower

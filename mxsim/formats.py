@@ -1,0 +1,210 @@
+"""Facts about number formats: elements, block formats, and the scale rules.
+
+A format is the few independent facts; everything else is a property computed from them, so that
+nothing can disagree.  No array is touched here: rounding lives in ``kernels.py``.
+
+Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 (elements, scales) and 6.3
+(conversion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDINGS = ("even", "away", "zero")
+SCALE_RULES = ("floor", "rceil", "ceil", "even")
+
+SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX = -127, 127  # E8M0 bytes 0..254
+SCALE_BIAS = 127
+SCALE_NAN = 255
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """A signed binary floating-point format, 1 sign + ``exp_bits`` + ``man_bits``.
+
+    ``specials`` says what the all-ones exponent means: ``"ieee"`` Inf and NaN, ``"nan"`` only the
+    all-ones code is NaN (E4M3), ``"none"`` every code is a number (FP6, FP4).
+    """
+
+    exp_bits: int
+    man_bits: int
+    specials: Literal["ieee", "nan", "none"] = "ieee"
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exp_bits + self.man_bits
+
+    @property
+    def bias(self) -> int:
+        return int(2 ** (self.exp_bits - 1) - 1)
+
+    @property
+    def emin(self) -> int:
+        """Exponent of the smallest normal number, and of all subnormals."""
+        return 1 - self.bias
+
+    @property
+    def emax(self) -> int:
+        top_field = 2**self.exp_bits - (2 if self.specials == "ieee" else 1)
+        return int(top_field - self.bias)
+
+    @property
+    def largest(self) -> float:
+        codes_lost = 1 if self.specials == "nan" else 0  # S.1111.111 is not a number
+        top_mantissa = 2 ** (self.man_bits + 1) - 1 - codes_lost
+        return float(top_mantissa * 2.0 ** (self.emax - self.man_bits))
+
+    @property
+    def top(self) -> float:
+        """largest / 2**emax, the mantissa above which a block maximum saturates under floor."""
+        return self.largest / 2.0**self.emax
+
+    @property
+    def smallest_normal(self) -> float:
+        return float(2.0**self.emin)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return float(2.0 ** (self.emin - self.man_bits))
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """The value of every code, shape (2**bits,), indexed by the code."""
+        code = np.arange(2**self.bits)
+        mantissa = code % 2**self.man_bits
+        field = (code >> self.man_bits) % 2**self.exp_bits
+        sign = np.where(code >> (self.bits - 1), -1.0, 1.0)
+        significand = np.where(field > 0, 2**self.man_bits + mantissa, mantissa)
+        values: NDArray[np.float64] = sign * np.ldexp(
+            significand.astype(np.float64), np.maximum(field, 1) - self.bias - self.man_bits
+        )
+        if self.specials == "ieee":
+            infinite = field == 2**self.exp_bits - 1
+            values[infinite] = np.where(mantissa[infinite], np.nan, sign[infinite] * np.inf)
+        elif self.specials == "nan":
+            values[(code % 2 ** (self.bits - 1)) == 2 ** (self.bits - 1) - 1] = np.nan
+        values.setflags(write=False)
+        return values
+
+
+@dataclass(frozen=True)
+class IntFormat:
+    """Two's complement fixed point: k / 2**man_bits, k symmetric (the most negative code unused).
+
+    It has the same derived facts as a float format with a single binade (emin = emax = 0), which
+    is why the same rounding kernel serves both.
+    """
+
+    man_bits: int
+
+    emin: int = 0
+    emax: int = 0
+
+    @property
+    def bits(self) -> int:
+        return self.man_bits + 2  # sign and one integer bit
+
+    @property
+    def largest(self) -> float:
+        return float((2 ** (self.man_bits + 1) - 1) / 2**self.man_bits)
+
+    @property
+    def top(self) -> float:
+        return self.largest
+
+    @property
+    def smallest_normal(self) -> float:
+        return 1.0
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return float(2.0**-self.man_bits)
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """The value of every code, shape (2**bits,); the unused most negative code decodes too."""
+        code = np.arange(2**self.bits)
+        signed = np.where(code < 2 ** (self.bits - 1), code, code - 2**self.bits)
+        values = signed / 2.0**self.man_bits
+        values.setflags(write=False)
+        return values
+
+
+Element = FloatFormat | IntFormat
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Elements in blocks that share one E8M0 scale (a power of two, 2**(byte - 127))."""
+
+    name: str
+    element: Element
+    block_size: int = 32
+
+    @property
+    def bits_per_element(self) -> float:
+        return self.element.bits + 8 / self.block_size
+
+    def bump_threshold(self, scale_rule: str) -> tuple[float, bool]:
+        """Where the shared exponent exceeds floor(log2 amax) - emax by one.
+
+        With the block maximum's significand m in [1, 2), every scale rule is "floor, plus one if
+        m is above a threshold".  Returns (threshold, inclusive): bump if m > threshold, or also
+        at equality when inclusive.
+
+        - ``floor`` (MX v1.0 section 6.3): never.
+        - ``rceil``: the smallest e with amax <= largest * 2**e, so m > top.
+        - ``ceil``: ceil(log2 amax) - emax, so m > 1.
+        - ``even``: amax rounded half up to the element's mantissa width carries into the exponent,
+          so m >= 2 - 2**-(man_bits + 1).
+        """
+        man = self.element.man_bits
+        thresholds = {
+            "floor": (2.0, False),
+            "rceil": (self.element.top, False),
+            "ceil": (1.0, False),
+            "even": (2.0 - 2.0 ** -(man + 1), True),
+        }
+        return thresholds[scale_rule]
+
+
+FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
+    {
+        f.name: f
+        for f in (
+            BlockFormat("mxfp8_e4m3", FloatFormat(4, 3, "nan")),
+            BlockFormat("mxfp8_e5m2", FloatFormat(5, 2, "ieee")),
+            BlockFormat("mxfp6_e3m2", FloatFormat(3, 2, "none")),
+            BlockFormat("mxfp6_e2m3", FloatFormat(2, 3, "none")),
+            BlockFormat("mxfp4_e2m1", FloatFormat(2, 1, "none")),
+            BlockFormat("mxint8", IntFormat(6)),
+        )
+    }
+)
+"""Block formats by name (the six concrete formats of MX v1.0, table 1)."""
+
+ELEMENTWISE: Mapping[str, FloatFormat] = MappingProxyType(
+    {"bf16": FloatFormat(8, 7), "fp16": FloatFormat(5, 10)}
+)
+"""Formats applied element by element, without a shared scale."""
+
+
+def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[str, ...]) -> str:
+    """``value`` if it is one of ``allowed``; else an error that names all three.
+
+    Raises TypeError for a value that is not a string, ValueError for an unknown string.
+    """
+    names = ", ".join(allowed)
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a string, one of {names}; got {value!r}")
+    if value not in allowed:
+        raise ValueError(f"{argument} must be one of {names}; got {value!r}")
+    return value
