@@ -1,7 +1,36 @@
 """mxsim: a laboratory for training instabilities in Microscaling (MX) formats."""
 
+from mxsim.bias import BiasReport, ProbePlan, gradient_bias
+from mxsim.config import ProxyConfig
+from mxsim.data import held_out, init_params, make_batches, make_teacher
 from mxsim.formats import FORMATS
+from mxsim.outcome import DivergenceRule
+from mxsim.precision import PRESETS, PrecisionScheme, SiteFormat, scheme
+from mxsim.proxy import loss_and_grads
 from mxsim.quantize import MXArray, fake_quantize, quantize, round_to
+from mxsim.train import Run, train
 
 __version__ = "0.1.0"
-__all__ = ["FORMATS", "MXArray", "fake_quantize", "quantize", "round_to"]
+__all__ = [
+    "FORMATS",
+    "PRESETS",
+    "BiasReport",
+    "DivergenceRule",
+    "MXArray",
+    "PrecisionScheme",
+    "ProbePlan",
+    "ProxyConfig",
+    "Run",
+    "SiteFormat",
+    "fake_quantize",
+    "gradient_bias",
+    "held_out",
+    "init_params",
+    "loss_and_grads",
+    "make_batches",
+    "make_teacher",
+    "quantize",
+    "round_to",
+    "scheme",
+    "train",
+]

@@ -115,3 +115,17 @@ def power_of_two(typingctx: Any, exponent: Any, like: Any) -> Any:
         return builder.bitcast(bits, context.get_value_type(like))
 
     return like(types.int64, like), codegen
+
+
+@intrinsic
+def power_of_two_at(typingctx: Any, exponent: Any) -> Any:
+    """2**exponent for a float holding a whole number, the exponent of a normal number."""
+    integer, man_bits, _, bias = _LAYOUT[exponent]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.IntType(integer.bitwidth)
+        field = builder.add(builder.fptosi(args[0], kind), ir.Constant(kind, bias))
+        bits = builder.shl(field, ir.Constant(kind, man_bits))
+        return builder.bitcast(bits, context.get_value_type(exponent))
+
+    return exponent(exponent), codegen

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mxsim.bits import (
     binade,
@@ -28,13 +27,14 @@ from mxsim.bits import (
     power_of_two,
     with_sign,
 )
+from mxsim.jit import kernel
 
 EVEN, AWAY, ZERO = 0, 1, 2  # element rounding, in the order of formats.ROUNDINGS
 
 TILE = 1024  # columns handled at once when walking rows: the block of rows stays in cache
 
 
-@njit(cache=True)
+@kernel
 def round_magnitude(q: Any, mode: Any, grid: Any) -> Any:
     """Round q >= 0 (finite) to the element grid and saturate; exact in q's own float type.
 
@@ -58,7 +58,7 @@ def round_magnitude(q: Any, mode: Any, grid: Any) -> Any:
     return r
 
 
-@njit(cache=True)
+@kernel
 def scale_exponent(amax: Any, emax: Any, bump_above: Any) -> Any:
     """Shared exponent of a block with finite maximum magnitude ``amax`` > 0, clamped to E8M0.
 
@@ -75,7 +75,7 @@ def scale_exponent(amax: Any, emax: Any, bump_above: Any) -> Any:
     return min(max(exponent, -127), 127)
 
 
-@njit(cache=True)
+@kernel
 def scale_value(exponent: Any, like: Any) -> Any:
     """2**exponent for exponent in [-127, 127]; in float32, 2**-127 is subnormal."""
     if exponent < -126:
@@ -83,7 +83,7 @@ def scale_value(exponent: Any, like: Any) -> Any:
     return power_of_two(exponent, like)
 
 
-@njit(cache=True)
+@kernel
 def _block_scale(bits: Any, nonfinite: Any, emax: Any, bump_above: Any, like: Any) -> Any:
     """E8M0 byte, 1/scale and scale of a block from its maximum's bit pattern.
 
@@ -100,7 +100,7 @@ def _block_scale(bits: Any, nonfinite: Any, emax: Any, bump_above: Any, like: An
     return np.uint8(exponent + 127), scale_value(-exponent, like), scale_value(exponent, like)
 
 
-@njit(cache=True)
+@kernel
 def _quantize_run(
     x: Any, out: Any, inverse: Any, scale: Any, mode: Any, grid: Any, zero: Any
 ) -> Any:
@@ -115,7 +115,7 @@ def _quantize_run(
             out[i] = with_sign(r, x[i]) * scale + zero
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fake_quantize_last(
     x: Any,
     out: Any,
@@ -144,7 +144,7 @@ def fake_quantize_last(
                 _quantize_run(run, out[i, start:stop], inverse, scale, mode, grid, zero)
 
 
-@njit(cache=True)
+@kernel
 def _raise_maxima(row: Any, bits: Any) -> Any:
     """bits[j] = max(bits[j], |row[j]|) on bit patterns."""
     for j in range(row.size):
@@ -152,7 +152,7 @@ def _raise_maxima(row: Any, bits: Any) -> Any:
         bits[j] = b if b > bits[j] else bits[j]
 
 
-@njit(cache=True)
+@kernel
 def _quantize_row(
     row: Any, out: Any, inverse: Any, scale: Any, mode: Any, grid: Any, zero: Any
 ) -> Any:
@@ -170,7 +170,7 @@ def _quantize_row(
             out[j] = with_sign(r, row[j]) * scale[j] + zero
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fake_quantize_rows(
     x: Any,
     out: Any,
@@ -206,7 +206,7 @@ def fake_quantize_rows(
                     )
 
 
-@njit(cache=True)
+@kernel
 def _code(
     r: Any, negative: Any, emin: Any, man_bits: Any, total_bits: Any, is_integer: Any, grid: Any
 ) -> Any:
@@ -223,7 +223,7 @@ def _code(
     return magnitude + ((1 << (total_bits - 1)) if negative else 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def quantize_codes(
     x: Any,
     codes: Any,
@@ -268,7 +268,7 @@ def quantize_codes(
                         )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def round_elementwise(
     x: Any, out: Any, mode: Any, overflows: Any, grid: Any, infinity: Any
 ) -> None:

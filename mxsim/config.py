@@ -1,0 +1,151 @@
+"""ProxyConfig: every setting of the proxy problem that is not precision.
+
+Frozen and validated at construction; its canonical form is hashed into the id of every stored
+result (store.py), so a field added later must default to what was done before it existed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mxsim.formats import choose
+
+ACTIVATIONS = ("gelu", "relu", "swiglu", "linear")
+INITS = ("pytorch", "xavier")
+DATA_KINDS = ("fresh", "fixed")
+OPTIMIZERS = ("adam", "sgd")
+SCHEDULES = ("constant", "cosine")
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class ProxyConfig:
+    """The student-teacher proxy of Su et al. (2025, arXiv:2506.20752), as their script has it.
+
+    Student: x_{k+1} = x_k + w2 phi(w1 LN(x_k)) + b2, ``depth`` blocks of ``width``.
+    Teacher: ``teacher_depth`` times [linear, phi, linear] without bias, layer norm or residual,
+    hidden width ``teacher_width``, frozen; y = teacher(x) + label_noise * N(0, 1), x ~ N(0, 1).
+    Defaults of None mean: as the student.
+
+    - ``init``: ``pytorch`` U(-1/sqrt(fan_in), 1/sqrt(fan_in)), biases too; ``xavier`` normal with
+      gain 0.5, zero biases.  Teacher: the same distribution, times ``teacher_gain`` a layer.
+    - ``data``: ``fresh`` a new batch each step; ``fixed`` one data set of ``dataset_size`` samples,
+      in full batch (``dataset_size`` is then None or equal to ``batch``) or cut into mini-batches
+      in an order drawn anew each epoch.
+    - ``optimizer``: ``adam`` (beta1, beta2, adam_eps) or ``sgd`` (momentum), PyTorch's formulas.
+    - ``schedule``: ``constant``, or ``cosine`` from lr to lr_min over ``steps``.
+    - ``eval_samples``: size of the held-out set.
+    - ``seed``: fixes initial weights, teacher and data, whatever the precision scheme: runs of one
+      seed are paired.
+
+    Raises ValueError or TypeError naming the field, its value and what is allowed.
+    """
+
+    width: int = 64
+    depth: int = 4
+    batch: int = 256
+    lr: float = 1e-2
+    steps: int = 1000
+    seed: int = 0
+    activation: str = "gelu"
+    init: str = "pytorch"
+    ln_eps: float = 1e-5
+    teacher_width: int | None = None
+    teacher_depth: int | None = None
+    teacher_activation: str | None = None
+    teacher_gain: float = 1.0
+    label_noise: float = 5e-3
+    data: str = "fresh"
+    dataset_size: int | None = None
+    optimizer: str = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    adam_eps: float = 1e-8
+    momentum: float = 0.0
+    schedule: str = "constant"
+    lr_min: float = 0.0
+    eval_samples: int = 32768
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "batch", "steps", "eval_samples"):
+            self._set(name, _integer(name, getattr(self, name), 1))
+        self._set("seed", _integer("seed", self.seed, 0))
+        for name in ("teacher_width", "teacher_depth", "dataset_size"):
+            if getattr(self, name) is not None:
+                self._set(name, _integer(name, getattr(self, name), 1))
+        for name, allowed in (
+            ("activation", ACTIVATIONS),
+            ("init", INITS),
+            ("data", DATA_KINDS),
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("dtype", DTYPES),
+        ):
+            choose(name, getattr(self, name), allowed)
+        if self.teacher_activation is not None:
+            choose("teacher_activation", self.teacher_activation, ACTIVATIONS)
+        for name in ("lr", "ln_eps", "teacher_gain"):
+            self._set(name, _real(name, getattr(self, name), low=0.0, low_open=True))
+        for name in ("label_noise", "adam_eps", "lr_min"):
+            self._set(name, _real(name, getattr(self, name), low=0.0))
+        for name in ("beta1", "beta2", "momentum"):
+            self._set(name, _real(name, getattr(self, name), low=0.0, below=1.0))
+        if self.data == "fresh" and self.dataset_size is not None:
+            raise ValueError(
+                f"dataset_size must be None with data='fresh'; got {self.dataset_size}"
+            )
+        if self.dataset_size is not None and self.dataset_size % self.batch:
+            raise ValueError(
+                f"dataset_size must be a multiple of batch ({self.batch}); got {self.dataset_size}"
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def hidden(self) -> int:
+        """Width h of the student's hidden layer (SwiGLU: of the gated product)."""
+        return student_hidden(self.width, self.activation)
+
+    @property
+    def real(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
+
+
+def student_hidden(width: int, activation: str) -> int:
+    """4 d, or round(8 d / 3) for SwiGLU, which has a third matrix (same number of parameters)."""
+    return round(8 * width / 3) if activation == "swiglu" else 4 * width
+
+
+def _integer(name: str, value: object, least: int) -> int:
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}")
+    return number
+
+
+def _real(
+    name: str, value: object, low: float, low_open: bool = False, below: float = math.inf
+) -> float:
+    allowed = f"a finite number {'above' if low_open else 'of at least'} {low:g}"
+    allowed += "" if below == math.inf else f" and below {below:g}"
+    if isinstance(value, (bool, str, complex, np.complexfloating)):
+        raise TypeError(f"{name} must be {allowed}; got {value!r}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be {allowed}; got {value!r}") from None
+    if not low <= number < below or (low_open and number == low):
+        raise ValueError(f"{name} must be {allowed}; got {number!r}")
+    return number

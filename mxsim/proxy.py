@@ -1,0 +1,264 @@
+"""The student: parameters, workspace, forward, backward, loss and gradients.
+
+Parameters are a list of blocks, each a mapping ln_gamma (d,), ln_beta (d,), w1 (h, d) (SwiGLU
+(2h, d)), w2 (d, h), b2 (d,), views into one flat vector in this order.  Linear maps are y = x w^T.
+What draws numbers (initial weights, teacher, data) is in data.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
+
+from mxsim import ops
+from mxsim.config import ProxyConfig
+from mxsim.precision import BlockRounders, PrecisionScheme, rounders
+
+Array = NDArray[Any]
+Params = list[dict[str, Array]]
+
+KINDS = ("ln_gamma", "ln_beta", "w1", "w2", "b2")
+
+
+def parameter_shapes(cfg: ProxyConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each parameter of a block, in the order of KINDS."""
+    d, h = cfg.width, cfg.hidden
+    rows = 2 * h if cfg.activation == "swiglu" else h
+    return {"ln_gamma": (d,), "ln_beta": (d,), "w1": (rows, d), "w2": (d, h), "b2": (d,)}
+
+
+def parameter_count(cfg: ProxyConfig) -> int:
+    """Number of scalars in all blocks."""
+    return cfg.depth * sum(int(np.prod(shape)) for shape in parameter_shapes(cfg).values())
+
+
+def parameter_views(flat: Array, cfg: ProxyConfig) -> Params:
+    """The blocks of parameters as views into ``flat`` (parameter_count(cfg),)."""
+    params: Params = []
+    start = 0
+    for _ in range(cfg.depth):
+        block = {}
+        for kind, shape in parameter_shapes(cfg).items():
+            stop = start + int(np.prod(shape))
+            block[kind] = flat[start:stop].reshape(shape)
+            start = stop
+        params.append(block)
+    return params
+
+
+def check_params(params: Sequence[Mapping[str, ArrayLike]], cfg: ProxyConfig) -> Params:
+    """``params`` as C-contiguous arrays of one dtype (float32, or float64 if any of them is).
+
+    Raises ValueError naming block, parameter and shape where they do not fit ``cfg``.
+    """
+    if len(params) != cfg.depth:
+        raise ValueError(f"params must have {cfg.depth} blocks (cfg.depth); got {len(params)}")
+    shapes = parameter_shapes(cfg)
+    for k, block in enumerate(params):
+        if set(block) != set(shapes):
+            raise ValueError(
+                f"params[{k}] must have the keys {', '.join(shapes)}; got {', '.join(block)}"
+            )
+        for kind, shape in shapes.items():
+            if np.shape(block[kind]) != shape:
+                raise ValueError(
+                    f"params[{k}]['{kind}'] must have shape {shape}; got {np.shape(block[kind])}"
+                )
+    dtypes = [np.asarray(v).dtype for block in params for v in block.values()]
+    if any(dtype.kind not in "fiu" for dtype in dtypes):
+        raise TypeError(f"params must be real arrays; got dtypes {sorted(set(map(str, dtypes)))}")
+    real = np.float64 if any(dtype == np.float64 for dtype in dtypes) else np.float32
+    return [{k: np.ascontiguousarray(block[k], real) for k in shapes} for block in params]
+
+
+def check_batch(x: ArrayLike, y: ArrayLike, cfg: ProxyConfig, real: Any) -> tuple[Array, Array]:
+    """x and y as C-contiguous arrays (n, width) of dtype ``real``; ValueError if shapes differ."""
+    arrays = []
+    for name, values in (("x", x), ("y", y)):
+        a = np.asarray(values)
+        if a.dtype.kind not in "fiu":
+            raise TypeError(f"{name} must be a real array; got dtype {a.dtype}")
+        if a.ndim != 2 or a.shape[1] != cfg.width or not len(a):
+            raise ValueError(f"{name} must have shape (n, {cfg.width}), n >= 1; got {a.shape}")
+        arrays.append(np.ascontiguousarray(a, real))
+    if arrays[0].shape != arrays[1].shape:
+        raise ValueError(f"x and y must have one shape; got {arrays[0].shape}, {arrays[1].shape}")
+    return arrays[0], arrays[1]
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """What one block's forward pass keeps for its backward pass."""
+
+    gamma: Array  # (d,) as layer norm saw it, maybe quantized
+    beta: Array  # (d,)
+    xhat: Array  # (n, d)
+    rstd: Array  # (n,)
+    z: Array  # (n, d) layer norm's output
+    hidden: Array  # (n, h)
+    slope: Array  # (n, h) or (n, 2h)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Every buffer of a step for n samples: allocated once, so that a step allocates nothing."""
+
+    blocks: tuple[BlockState, ...]
+    stream: Array  # (n, d) the residual stream, the prediction at the end
+    dstream: Array  # (n, d)
+    branch: Array  # (n, d) w2's output, and in backward dz
+    wide: Array  # (n, h or 2h) w1's output u, and in backward du
+    dhidden: Array  # (n, h)
+    row: Array  # (d,)
+    fc1: ops.LinearScratch
+    fc2: ops.LinearScratch
+
+
+def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
+    """Allocate the buffers for ``samples`` rows in dtype ``real``."""
+    d, h = cfg.width, cfg.hidden
+    shapes = parameter_shapes(cfg)
+    rows = shapes["w1"][0]
+
+    def new(*shape: int) -> Array:
+        return np.empty(shape, real)
+
+    narrow, inner = new(samples, d), new(samples, h)
+    return Workspace(
+        blocks=tuple(
+            BlockState(
+                gamma=new(d),
+                beta=new(d),
+                xhat=new(samples, d),
+                rstd=new(samples),
+                z=new(samples, d),
+                hidden=new(samples, h),
+                slope=new(samples, rows),
+            )
+            for _ in range(cfg.depth)
+        ),
+        stream=new(samples, d),
+        dstream=new(samples, d),
+        branch=new(samples, d),
+        wide=new(samples, rows),
+        dhidden=inner,
+        row=new(d),
+        fc1=ops.LinearScratch(x=narrow, w=new(*shapes["w1"]), dy=new(samples, rows)),
+        fc2=ops.LinearScratch(x=new(samples, h), w=new(*shapes["w2"]), dy=narrow),
+    )
+
+
+def forward(
+    params: Params, x: Array, cfg: ProxyConfig, sites: Sequence[BlockRounders], ws: Workspace
+) -> Array:
+    """x (n, d) -> prediction (n, d), in ws.stream."""
+    stream = ws.stream
+    stream[...] = x
+    eps = stream.dtype.type(cfg.ln_eps)
+    for p, q, s in zip(params, sites, ws.blocks, strict=True):
+        # 1. z = LN(x) with quantized gamma, beta
+        s.gamma[...] = ops.operand(q["ln_gamma"], p["ln_gamma"], 0, s.gamma)
+        s.beta[...] = ops.operand(q["ln_beta"], p["ln_beta"], 0, s.beta)
+        ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd)
+        # 2. u = z w1^T
+        ops.linear_forward(s.z, p["w1"], ws.wide, "fc1", q, ws.fc1)
+        # 3. hidden = phi(u)
+        ops.activation_forward(ws.wide, s.hidden, s.slope, cfg.activation)
+        # 4. x = x + hidden w2^T + b2
+        ops.linear_forward(s.hidden, p["w2"], ws.branch, "fc2", q, ws.fc2)
+        ops.add_branch(stream, ws.branch, p["b2"])
+    return stream
+
+
+def backward(
+    params: Params, cfg: ProxyConfig, sites: Sequence[BlockRounders], ws: Workspace, grads: Params
+) -> None:
+    """ws.dstream = d loss / d prediction (n, d) -> grads, the tree of ``params``, overwritten."""
+    for k in reversed(range(cfg.depth)):
+        p, q, s, g = params[k], sites[k], ws.blocks[k], grads[k]
+        # 4. x = x + hidden w2^T + b2: dstream passes on unchanged beside the branch
+        ops.column_sums(ws.dstream, g["b2"])
+        ops.linear_backward(ws.dstream, s.hidden, p["w2"], ws.dhidden, g["w2"], "fc2", q, ws.fc2)
+        # 3. hidden = phi(u)
+        du = ws.wide
+        ops.activation_backward(ws.dhidden, s.slope, du)
+        # 2. u = z w1^T
+        dz = ws.branch
+        ops.linear_backward(du, s.z, p["w1"], dz, g["w1"], "fc1", q, ws.fc1)
+        # 1. z = LN(x)
+        if k > 0:
+            ops.layer_norm_backward(
+                dz, s.xhat, s.rstd, s.gamma, ws.dstream, g["ln_gamma"], g["ln_beta"], ws.row
+            )
+        else:  # nothing lies below the first block but data
+            ops.layer_norm_backward_affine(dz, s.xhat, g["ln_gamma"], g["ln_beta"])
+
+
+def loss_and_grads_into(
+    params: Params,
+    x: Array,
+    y: Array,
+    cfg: ProxyConfig,
+    sites: Sequence[BlockRounders],
+    ws: Workspace,
+    grads: Params,
+) -> float:
+    """One forward and backward pass into ``grads``; returns the loss.  Allocates nothing."""
+    prediction = forward(params, x, cfg, sites, ws)
+    loss = ops.mse_forward_backward(prediction, y, ws.dstream)
+    backward(params, cfg, sites, ws, grads)
+    return float(loss)
+
+
+def loss_and_grads(
+    params: Sequence[Mapping[str, ArrayLike]],
+    x: ArrayLike,
+    y: ArrayLike,
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme,
+) -> tuple[float, Params]:
+    """Mean squared error of the student under ``scheme``, and its gradient.  Pure.
+
+    params: list of ``cfg.depth`` blocks (shapes at the top of this module); x, y: (n, width), any
+    n >= 1.  Computed in float32, or in float64 if the parameters are float64.  The gradient has
+    the same tree as ``params``.  Raises ValueError or TypeError naming what does not fit.
+    """
+    checked = check_params(params, cfg)
+    real = checked[0]["w1"].dtype
+    x_, y_ = check_batch(x, y, cfg, real)
+    grads = parameter_views(np.empty(parameter_count(cfg), real), cfg)
+    sites = rounders(scheme, cfg.depth)
+    with threadpool_limits(1, "blas"):  # the same bits whatever the number of BLAS threads
+        loss = loss_and_grads_into(
+            checked, x_, y_, cfg, sites, workspace(cfg, len(x_), real), grads
+        )
+    return loss, grads
+
+
+def evaluate(
+    params: Params,
+    x: Array,
+    y: Array,
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme,
+) -> float:
+    """Mean squared error on a (large) sample under ``scheme``, in chunks of ``cfg.batch`` rows.
+
+    Forward blocks run along features, so chunks do not change what is quantized together.
+    """
+    sites = rounders(scheme, cfg.depth)
+    ws = workspace(cfg, min(cfg.batch, len(x)), x.dtype)
+    total = 0.0
+    for start in range(0, len(x), cfg.batch):
+        rows = x[start : start + cfg.batch]
+        if len(rows) != len(ws.stream):  # a shorter last chunk
+            ws = workspace(cfg, len(rows), x.dtype)
+        prediction = forward(params, rows, cfg, sites, ws)
+        loss = ops.mse_forward_backward(prediction, y[start : start + cfg.batch], ws.dstream)
+        total += loss * len(rows)
+    return total / len(x)

@@ -1,0 +1,170 @@
+"""Stored results: one file a finished run, named by a hash of what was run.
+
+The name is a hash of the canonical configuration and SCHEMA_VERSION, so a study that starts again
+finds what it has, whatever the order or executor.  In the canonical form a field equal to its
+default is left out: a setting added later, whose default is what was done before, leaves every
+existing id as it was.  Changing a default or the meaning of a value needs a new SCHEMA_VERSION.
+
+A file is an npz without pickle: numeric arrays, and ``meta``, a JSON text in bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+
+
+def canonical(value: Any) -> Any:
+    """Plain JSON data for ``value``: dataclasses become dicts of the fields not at their default.
+
+    Raises TypeError for anything but dataclasses, dicts, sequences and JSON scalars.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: canonical(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if f.default is dataclasses.MISSING or getattr(value, f.name) != f.default
+        }
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [canonical(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"no canonical form for {type(value).__name__}: {value!r}")
+
+
+def result_id(value: Any) -> str:
+    """16 hexadecimal digits that name the results of running ``value`` (a dataclass)."""
+    content = {"schema": SCHEMA_VERSION, "run": canonical(value)}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def provenance() -> Mapping[str, Any]:
+    """Versions, commit (None outside a checkout; ``-dirty`` if edited) and machine of this process."""
+    packages = ("numpy", "scipy", "numba")
+    return {
+        "mxsim": version("mxsim"),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "commit": _commit(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    command += ["--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One stored run: its id, its arrays, its metadata."""
+
+    id: str
+    arrays: Mapping[str, NDArray[Any]]
+    meta: Mapping[str, Any]
+
+
+class DamagedResult(Exception):
+    """A result file that cannot be read: truncated, foreign, or of another schema."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The results of one study: a folder of ``<id>.npz`` files."""
+
+    folder: Path
+
+    def path(self, result: str) -> Path:
+        return self.folder / f"{result}.npz"
+
+    def save(self, record: Record) -> Path:
+        """Write a record whole or not at all: to a temporary name, flushed, then renamed.
+
+        Raises OSError (a full disk, say) without leaving a partial file behind.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"schema": SCHEMA_VERSION, "id": record.id, **record.meta}, indent=1)
+        meta = np.frombuffer(text.encode(), np.uint8)
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{record.id}.", suffix=".tmp", dir=self.folder
+        )
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, meta=meta, **dict(record.arrays))  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
+            os.replace(temporary, self.path(record.id))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return self.path(record.id)
+
+    def load(self, result: str) -> Record:
+        """Read one record.
+
+        Raises FileNotFoundError if there is none of that id, DamagedResult if the file is not one
+        that ``save`` wrote whole.
+        """
+        path = self.path(result)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files if name != "meta"}
+                meta = json.loads(file["meta"].tobytes())
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DamagedResult(f"{path} is not a whole result file ({error})") from error
+        if not isinstance(meta, dict) or meta.get("id") != result:
+            raise DamagedResult(f"{path} does not hold the result that its name says")
+        if meta.get("schema") != SCHEMA_VERSION:
+            raise DamagedResult(
+                f"{path} has schema {meta.get('schema')}; this version reads {SCHEMA_VERSION}"
+            )
+        return Record(result, arrays, meta)
+
+    def has(self, result: str) -> bool:
+        """Whether a whole record of that id is stored (it is read to see)."""
+        try:
+            self.load(result)
+        except (FileNotFoundError, DamagedResult):
+            return False
+        return True
+
+    def damaged(self) -> Iterator[Path]:
+        """Result files that cannot be read."""
+        for path in sorted(self.folder.glob("*.npz")):
+            try:
+                self.load(path.stem)
+            except DamagedResult:
+                yield path
