@@ -80,28 +80,32 @@ def bias_of(exact: Array, quantized: Array) -> Bias:
 
 
 def _bias(g: Array, q: Array) -> Bias:
-    norm2, quantized2 = float(g @ g), float(q @ q)
-    if not (math.isfinite(norm2) and math.isfinite(quantized2)):
-        nan = math.nan
-        return Bias(nan, nan, nan, nan, math.sqrt(norm2), math.sqrt(quantized2))
+    # The four ratios do not depend on a common factor; a power of two keeps squares in range.
+    largest = max(float(np.abs(g).max(initial=0.0)), float(np.abs(q).max(initial=0.0)))
+    if not math.isfinite(largest):
+        return Bias(math.nan, math.nan, math.nan, math.nan, _norm(g), _norm(q))
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
+    g, q = g / unit, q / unit
     error = q - g
-    norm, quantized = math.sqrt(norm2), math.sqrt(quantized2)
-    error_norm = math.sqrt(error @ error)
-    if norm2 == 0:
+    norm, quantized, error_norm = _norm(g), _norm(q), _norm(error)
+    if norm == 0:
         equal = error_norm == 0
         infinite = 0.0 if equal else math.inf
-        return Bias(infinite, float(equal), 1.0, infinite, 0.0, quantized)
-    gain = float(error @ g) / norm2  # alpha - 1, without cancellation
-    rest = error - gain * g
-    cos = float(q @ g) / (norm * quantized) if quantized2 > 0 else 0.0
+        return Bias(infinite, float(equal), 1.0, infinite, 0.0, quantized * unit)
+    gain = float(error @ g) / norm / norm  # alpha - 1, without cancellation
+    cos = float(q @ g) / norm / quantized if quantized > 0 else 0.0
     return Bias(
         zeta=error_norm / norm,
         cos=max(-1.0, min(1.0, cos)),
         alpha=1.0 + gain,
-        rho=math.sqrt(rest @ rest) / norm,
-        norm=norm,
-        norm_quantized=quantized,
+        rho=_norm(error - gain * g) / norm,
+        norm=norm * unit,
+        norm_quantized=quantized * unit,
     )
+
+
+def _norm(v: Array) -> float:
+    return float(np.linalg.norm(v))
 
 
 def _flat(params: Sequence[Mapping[str, Array]], kinds: Sequence[str] = KINDS) -> Array:
@@ -234,7 +238,7 @@ class Probe:
         exact_sites = rounders(PrecisionScheme(), cfg.depth)
         loss_and_grads_into(params, x, y, cfg, exact_sites, self._workspace, self._exact)
         exact = _by_group(self._exact)
-        series.norm[i] = [math.sqrt(g @ g) for g in exact]
+        series.norm[i] = [_norm(g) for g in exact]
         for s, (_, scheme) in enumerate(self.plan.schemes):
             sites = rounders(scheme, cfg.depth)
             loss_and_grads_into(params, x, y, cfg, sites, self._workspace, self._quantized)

@@ -26,8 +26,11 @@ class DivergenceRule:
     A spike starts where the loss exceeds ``spike_ratio`` times the reference, and ends at the
     first step whose loss is back within ``recovery_ratio`` times the reference it started from.
     A run is diverged if a spike lasts longer than ``patience`` steps, or is still open when the run
-    ends, or if the run never learned: its held-out loss is not below ``learned_fraction`` of the
-    loss of the student that adds nothing to its residual stream (prediction = x).
+    ends, or if the run never learned: its held-out loss is not below ``learned_fraction`` of a
+    trivial loss, the larger of mean(y^2), the zero predictor's, and mean(x^2), what the student's
+    own residual stream leaves if it is not cancelled.  (The zero predictor alone will not do: with
+    the paper's near-zero teacher it has loss 2.6e-5, far below the 1/width that layer norm makes
+    the student leave, so no run at all would pass.)
     """
 
     spike_ratio: float = 10.0
@@ -93,7 +96,7 @@ class Outcome:
     - ``first_bad_tensor``: what was non-finite first, else None.
     - ``final_over_best``: median of the last window over the lowest window median (1 = at its
       best); NaN if the run is shorter than a window.
-    - ``learned``: the held-out loss fell below the rule's fraction of the idle student's.
+    - ``learned``: the held-out loss fell below the rule's fraction of the trivial loss.
     """
 
     status: Status
@@ -107,7 +110,7 @@ class Outcome:
 def judge(
     losses: Array,
     eval_loss: float,
-    idle_loss: float,
+    trivial_loss: float,
     rule: DivergenceRule,
     bad_step: int | None = None,
     bad_tensor: str | None = None,
@@ -115,7 +118,7 @@ def judge(
     """Judge a finished run; ``bad_step`` and ``bad_tensor`` say where it became non-finite."""
     done = np.asarray(losses, np.float64)[: len(losses) if bad_step is None else bad_step]
     spikes = find_spikes(done, rule)
-    learned = bool(eval_loss < rule.learned_fraction * idle_loss)
+    learned = bool(eval_loss < rule.learned_fraction * trivial_loss)
     final_over_best = math.nan
     if len(done) >= rule.window:
         windows = np.lib.stride_tricks.sliding_window_view(done, rule.window)

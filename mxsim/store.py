@@ -60,7 +60,10 @@ def result_id(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def provenance() -> Mapping[str, Any]:
-    """Versions, commit (None outside a checkout; ``-dirty`` if edited) and machine of this process."""
+    """Versions, commit and machine of this process.
+
+    The commit is None outside a checkout and ends in ``-dirty`` if files were edited.
+    """
     packages = ("numpy", "scipy", "numba")
     return {
         "mxsim": version("mxsim"),

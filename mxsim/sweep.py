@@ -72,8 +72,8 @@ def _meta(point: Point, run: Run) -> dict[str, Any]:
         "probe_groups": list(PROBE_GROUPS),
         **dataclasses.asdict(run.outcome),
         "eval_loss": run.eval_loss,
-        "idle_loss": run.idle_loss,
         "zero_loss": run.zero_loss,
+        "input_power": run.input_power,
         "seconds": run.seconds,
         "versions": dict(provenance()),
     }

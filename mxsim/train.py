@@ -43,8 +43,8 @@ class Run:
 
     losses, grad_norms: (steps,), of the scheme's own forward and gradient, before the update.
     eval_loss: held-out mean squared error after the last step, under the scheme.
-    idle_loss, zero_loss: the same set's loss of predicting x (a student that adds nothing to its
-    residual stream) and of predicting 0.
+    zero_loss, input_power: mean(y^2) and mean(x^2) of the same set, the loss of predicting zero and
+    that of leaving the residual stream as it is; eval_loss is judged against the larger.
     """
 
     config: ProxyConfig
@@ -54,8 +54,8 @@ class Run:
     grad_norms: Array
     outcome: Outcome
     eval_loss: float
-    idle_loss: float
     zero_loss: float
+    input_power: float
     probes: ProbeSeries | None
     params: Params
     seconds: float
@@ -129,18 +129,19 @@ def train(
 
         x, y = data.held_out(cfg, teacher)
         eval_loss = evaluate(params, x, y, cfg, scheme)
-        idle_loss = float(np.mean(np.square(x - y), dtype=np.float64))
         zero_loss = float(np.mean(np.square(y), dtype=np.float64))
+        input_power = float(np.mean(np.square(x), dtype=np.float64))
+        trivial_loss = max(zero_loss, input_power)
     return Run(
         config=cfg,
         scheme=scheme,
         rule=rule,
         losses=losses,
         grad_norms=grad_norms,
-        outcome=judge(losses, eval_loss, idle_loss, rule, bad_step, bad_tensor),
+        outcome=judge(losses, eval_loss, trivial_loss, rule, bad_step, bad_tensor),
         eval_loss=eval_loss,
-        idle_loss=idle_loss,
         zero_loss=zero_loss,
+        input_power=input_power,
         probes=prober.series if prober else None,
         params=params,
         seconds=time.perf_counter() - started,

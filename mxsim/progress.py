@@ -1,0 +1,102 @@
+"""Running a study's points under a person's eyes: progress bar, Ctrl-C, what is left to do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from mxsim.store import Store
+from mxsim.sweep import Finished, Point, compile_kernels, missing, run_points
+
+QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
+
+
+def execute(points: Sequence[Point], store: Store, workers: int, console: Console) -> bool:
+    """Run the points that are not stored yet; True if afterwards all are.
+
+    Shows a bar on a terminal and a line now and then elsewhere.  Ctrl-C, a run's error, a dead
+    worker and a full disk end in a sentence that says what is stored, not in a traceback.
+    """
+    for path in store.damaged() if store.folder.exists() else ():
+        console.print(
+            f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
+        )
+    todo = missing(points, store)
+    stored = len({point.id for point in points}) - len(todo)
+    if stored:
+        console.print(f"{stored} runs are stored in {store.folder} already", soft_wrap=True)
+    if not todo:
+        return True
+    console.print(
+        f"running {len(todo)} runs on {min(workers, len(todo))} processes", soft_wrap=True
+    )
+    failed: list[Finished] = []
+    ended = None
+    try:
+        compile_kernels(todo)
+        failed = _run(todo, store, min(workers, len(todo)), console)
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    except BrokenProcessPool:
+        ended = "a worker process died (out of memory, or killed)"
+    left = len(missing(points, store))
+    for each in failed[:5]:
+        console.print(
+            f"[red]run {each.point.id} raised {each.error}[/]  "
+            f"({each.point.config})", soft_wrap=True, highlight=False,
+        )  # fmt: skip
+    if ended or left:
+        total = len({point.id for point in points})
+        console.print(
+            f"[yellow]{ended or f'{len(failed)} runs failed'}: {total - left} of {total} runs are "
+            f"stored in {store.folder}; start the same command again to go on",
+            soft_wrap=True,
+        )
+    return not ended and not left
+
+
+def _run(todo: Sequence[Point], store: Store, workers: int, console: Console) -> list[Finished]:
+    """Run the points, showing progress; returns those that raised."""
+    failed: list[Finished] = []
+    statuses: Counter[str] = Counter()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        TextColumn("{task.fields[statuses]}"),
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=600,
+    )
+    started = said = time.monotonic()
+    with progress:
+        task = progress.add_task("runs", total=len(todo), statuses="")
+        for finished in run_points(todo, store, workers):
+            statuses[finished.status or "failed"] += 1
+            if finished.error:
+                failed.append(finished)
+            text = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+            progress.update(task, advance=1, statuses=text)
+            now, done = time.monotonic(), statuses.total()
+            if not console.is_terminal and (now - said > QUIET_INTERVAL or done == len(todo)):
+                said = now
+                left = (now - started) / done * (len(todo) - done)
+                console.print(
+                    f"{done}/{len(todo)} runs, {now - started:.0f} s, {left:.0f} s left: {text}"
+                )
+    return failed
