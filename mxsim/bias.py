@@ -81,7 +81,7 @@ def bias_of(exact: Array, quantized: Array) -> Bias:
 
 def _bias(g: Array, q: Array) -> Bias:
     # The four ratios do not depend on a common factor; a power of two keeps squares in range.
-    largest = max(float(np.abs(g).max(initial=0.0)), float(np.abs(q).max(initial=0.0)))
+    largest = float(np.maximum(np.abs(g).max(initial=0.0), np.abs(q).max(initial=0.0)))
     if not math.isfinite(largest):
         return Bias(math.nan, math.nan, math.nan, math.nan, _norm(g), _norm(q))
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0

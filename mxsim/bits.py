@@ -118,14 +118,19 @@ def power_of_two(typingctx: Any, exponent: Any, like: Any) -> Any:
 
 
 @intrinsic
-def power_of_two_at(typingctx: Any, exponent: Any) -> Any:
-    """2**exponent for a float holding a whole number, the exponent of a normal number."""
-    integer, man_bits, _, bias = _LAYOUT[exponent]
+def power_of_two_at(typingctx: Any, shifted: Any) -> Any:
+    """2**n from n + 1.5 * 2**man_bits, the sum that rounds n to a whole number (man_bits 23 or 52).
+
+    The sum's low bits hold n.  n must be the exponent of a normal number; a NaN gives some number.
+    """
+    integer, man_bits, _, bias = _LAYOUT[shifted]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.IntType(integer.bitwidth)
-        field = builder.add(builder.fptosi(args[0], kind), ir.Constant(kind, bias))
+        base = ((bias + man_bits) << man_bits) + (1 << (man_bits - 1))  # bits of 1.5 * 2**man_bits
+        n = builder.sub(_to_bits(builder, args[0], integer.bitwidth), ir.Constant(kind, base))
+        field = builder.add(n, ir.Constant(kind, bias))
         bits = builder.shl(field, ir.Constant(kind, man_bits))
-        return builder.bitcast(bits, context.get_value_type(exponent))
+        return builder.bitcast(bits, context.get_value_type(shifted))
 
-    return exponent(exponent), codegen
+    return shifted(shifted), codegen

@@ -36,16 +36,17 @@ _T = _F(0.3)
 
 @kernel
 def exp_nonpositive(v: Any) -> Any:
-    """e**v for float32 v <= 0, held at e**-87 below -87."""
-    v = v if v > _LOWEST else _LOWEST
-    n = (v * _LOG2_E + _ROUND) - _ROUND
+    """e**v for float32 v <= 0, held at e**-87 below -87; NaN stays NaN."""
+    v = _LOWEST if v < _LOWEST else v
+    shifted = v * _LOG2_E + _ROUND
+    n = shifted - _ROUND
     r = (v - n * _LN2_HIGH) - n * _LN2_LOW
     q = _F(1.3814537902241985e-3)
     q = q * r + _F(8.368745320375534e-3)
     q = q * r + _F(4.166839083117191e-2)
     q = q * r + _F(1.6666520396767226e-1)
     q = q * r + _F(4.999999343189164e-1)
-    return (_ONE + (r + r * r * q)) * power_of_two_at(n)
+    return (_ONE + (r + r * r * q)) * power_of_two_at(shifted)
 
 
 @kernel

@@ -141,7 +141,7 @@ class Store:
         """
         path = self.path(result)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files if name != "meta"}
                 meta = json.loads(file["meta"].tobytes())
         except FileNotFoundError:

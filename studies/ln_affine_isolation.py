@@ -41,7 +41,7 @@ ARMS = ("exact", "gemm_e4m3", "ln_only_e4m3", "all_e4m3")
 QUANTIZED = ARMS[1:]
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-TABLE_WIDTH = 124  # columns that the widest table needs
+TABLE_WIDTH = 136  # columns that the widest table needs
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,8 @@ def print_tables(results: Results, console: Console) -> None:
     console.print(table)
     console.print(
         "failed: diverged or non-finite. both/own/exact: pairs in which both arms fail (not due to "
-        "precision), only this arm (precision-induced), only the exact arm. NaN: runs that became non-finite. Spikes: number (recovered). Held-out loss on "
+        "precision), only this arm (precision-induced), only the exact arm. NaN: runs that became "
+        "non-finite. Spikes: number (recovered). Held-out loss on "
         f"{design.base.eval_samples} samples, pairs in which neither failed. Saturated: the "
         "highest share of gammas over probes (in the exact and GEMM arms: what would saturate)."
     )

@@ -1,0 +1,1 @@
+"""The tests of mxsim, and beside them the oracle and the inputs that they share."""

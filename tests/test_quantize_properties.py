@@ -1,0 +1,374 @@
+"""What any MX quantizer must satisfy, on drawn blocks: no expected value is written down here.
+
+Fixed points, idempotence, symmetry, order, error bounds, isolation of NaN, signed zeros, and the
+same bits for every memory layout, for the fast path and for concurrent callers.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+import mxsim
+from tests import inputs, oracle
+from tests.comparing import SCHEMES, Scheme, assert_same_bits, scheme_id
+from tests.inputs import Array
+
+# Rounding toward zero undoes what the rule `even` counted on: 1.95 raises the scale, then truncates
+# to 1.875, which alone would not raise it, and which E4M3 saturates to 1.75 at the lower scale (it
+# lacks the code for 1.875 * 2^8). Every other format has its full top binade.
+NOT_IDEMPOTENT = Scheme("mxfp8_e4m3", "even", "zero")
+
+schemes = st.sampled_from(SCHEMES)
+
+
+@st.composite
+def lines(draw: st.DrawFn, max_size: int = 70) -> Array:
+    """One axis of near exponents, short mantissas and zeros of both signs, float32 or float64.
+
+    Anywhere in the range of float32; float64 reaches past every scale byte on both sides.
+    """
+    dtype = draw(st.sampled_from(inputs.DTYPES))
+    size = draw(st.integers(1, max_size))
+    reach = 180 if dtype is np.float64 else 126
+    top = draw(st.integers(-reach, reach))
+    bits = draw(st.sampled_from([1, 2, 3, 4, 7, 9, 22]))  # 22: almost no ties
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    mantissa = 1 + rng.integers(0, 2**bits, size) / 2**bits
+    exponent = top - rng.integers(0, draw(st.integers(1, 24)), size)
+    sign = rng.choice([-1.0, 1.0], size) * (rng.uniform(size=size) > draw(st.floats(0, 0.5)))
+    return np.asarray((sign * np.ldexp(mantissa, exponent)).astype(dtype))
+
+
+def dequantized(x: Array, scheme: Scheme, axis: int = -1, block_size: int = 32) -> Array:
+    """Values in float64, where none overflows."""
+    fmt, rule, rounding = scheme
+    return mxsim.quantize(x, fmt, axis, block_size, rule, rounding).dequantize(np.float64)
+
+
+def stored_scales(x: Array, scheme: Scheme, block_size: int = 32) -> Array:
+    """The stored scale of each element of a line."""
+    fmt, rule, rounding = scheme
+    scales = mxsim.quantize(x, fmt, -1, block_size, rule, rounding).scales
+    return np.ldexp(1.0, np.repeat(scales.astype(np.int64) - 127, block_size))[: x.size]
+
+
+# ------------------------------------------------------------------------------ values and codes
+
+
+@given(st.data(), schemes, st.integers(0, 254))
+def test_a_block_on_the_grid_of_its_scale_is_a_fixed_point(
+    data: st.DataObject, scheme: Scheme, byte: int
+) -> None:
+    fmt, rule, rounding = scheme
+    values = oracle.magnitudes(fmt)
+    top_binade = range(values.index(oracle.pow2(oracle.emax(fmt))), len(values))
+    # a maximum in the top binade keeps its scale; under `ceil` only 2^emax does
+    anchor = top_binade[0] if rule == "ceil" else data.draw(st.sampled_from(top_binade))
+    others = data.draw(st.lists(st.tuples(st.booleans(), st.integers(0, anchor)), max_size=31))
+    codes = [oracle.encode(fmt, *each) for each in [(False, anchor), *others]]
+    signs = [-1.0 if negative else 1.0 for negative, _ in [(False, 0), *others]]
+    indices = [anchor, *(index for _, index in others)]
+    x = np.copysign(np.ldexp(oracle.grid_array(fmt)[indices], byte - 127), signs)
+    q = mxsim.quantize(x, fmt, scale_rule=rule, rounding=rounding)
+    assert q.scales.tolist() == [byte]
+    assert q.codes.tolist() == codes
+    np.testing.assert_array_equal(q.dequantize(np.float64), x)
+
+
+@given(lines(), st.sampled_from([scheme for scheme in SCHEMES if scheme != NOT_IDEMPOTENT]))
+@example(np.array([7.0, 3.0, 0.25], np.float32), Scheme("mxfp4_e2m1", "ceil", "even"))
+def test_idempotent_in_value(x: Array, scheme: Scheme) -> None:
+    # in value, not in code: under ceil and rceil a maximum that rounds down onto a power of two
+    # lowers the byte, and the same values get other codes
+    once = dequantized(x, scheme)
+    assert_same_bits(dequantized(once, scheme), once, str(scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+def test_idempotent_in_value_at_every_threshold(scheme: Scheme) -> None:
+    # every maximum with eight mantissa bits in three binades, and every grid value below it
+    maxima = np.ldexp(1 + np.arange(256) / 256, np.array([[-126], [0], [126]])).reshape(-1, 1)
+    grid = oracle.grid_array(scheme.fmt)
+    x = np.concatenate([maxima, maxima * grid / grid[-1], maxima * np.exp2(-grid)], axis=1)
+    once = dequantized(x, scheme, block_size=x.shape[1])
+    twice = dequantized(once, scheme, block_size=x.shape[1])
+    changed = ~(once == twice).all(axis=1)
+    if scheme == NOT_IDEMPOTENT:
+        # the maxima that raised the scale and then fell below the threshold again; none in the
+        # lowest binade, where byte 0 is the least there is
+        raised = 1 + np.arange(256) / 256 >= 1.9375
+        expected = np.concatenate([np.zeros(256, bool), raised, raised])
+        assert (changed == expected).all()
+    else:
+        assert not changed.any(), float(maxima[np.argmax(changed), 0]).hex()
+
+
+def test_the_one_scheme_that_is_not_idempotent() -> None:
+    fmt, rule, rounding = NOT_IDEMPOTENT
+    x = np.array([1.95, 1.875, 1.75])
+    once = mxsim.quantize(x, fmt, scale_rule=rule, rounding=rounding)
+    assert once.scales.tolist() == [120]
+    assert once.dequantize().tolist() == [1.875, 1.875, 1.75]
+    twice = mxsim.quantize(once.dequantize(), fmt, scale_rule=rule, rounding=rounding)
+    assert twice.scales.tolist() == [119]
+    assert twice.dequantize().tolist() == [1.75, 1.75, 1.75]
+
+
+@given(lines(), schemes)
+def test_odd_symmetry(x: Array, scheme: Scheme) -> None:
+    fmt, rule, rounding = scheme
+    q, negated = (mxsim.quantize(each, fmt, -1, 32, rule, rounding) for each in (x, -x))
+    assert_same_bits(negated.scales, q.scales)
+    flipped = -q.codes if fmt == "mxint8" else q.codes ^ oracle.ELEMENTS[fmt].sign_bit
+    assert_same_bits(negated.codes, flipped.astype(np.uint8))
+    np.testing.assert_array_equal(negated.dequantize(np.float64), -q.dequantize(np.float64))
+
+
+@given(lines(), schemes)
+def test_monotone_within_a_block(x: Array, scheme: Scheme) -> None:
+    ascending = np.sort(x)
+    assert (np.diff(dequantized(ascending, scheme, block_size=x.size)) >= 0).all()
+
+
+@given(lines(max_size=32), schemes, st.integers(-60, 60))
+def test_a_power_of_two_passes_through(x: Array, scheme: Scheme, shift: int) -> None:
+    wide = x.astype(np.float64)
+    moved = np.ldexp(wide, shift)
+    maxima = np.array([np.abs(wide).max(), np.abs(moved).max()])
+    assume(((maxima > 2.0**-100) & (maxima < 2.0**120)).all())  # no byte is clamped
+    expected = np.ldexp(dequantized(wide, scheme), shift)
+    assert_same_bits(dequantized(moved, scheme), expected, str(scheme))
+
+
+@given(lines(), schemes)
+def test_error_is_within_half_a_step_unless_saturated(x: Array, scheme: Scheme) -> None:
+    fmt, _, rounding = scheme
+    element = oracle.ELEMENTS[fmt]
+    smallest_exponent = 0 if fmt == "mxint8" else 1 - element.bias
+    scale = stored_scales(x, scheme)
+    magnitude = np.abs(x.astype(np.float64)) / scale
+    value = np.abs(dequantized(x, scheme)) / scale
+    exponent = np.maximum(np.frexp(magnitude)[1] - 1, smallest_exponent)
+    step = np.ldexp(1.0, exponent - element.mantissa_bits)
+    saturated = magnitude > float(oracle.largest(fmt))
+    assert (value[saturated] == float(oracle.largest(fmt))).all()
+    error, step = (magnitude - value)[~saturated], step[~saturated]
+    if rounding == "zero":
+        assert ((error >= 0) & (error < step)).all()
+    else:
+        assert (np.abs(error) <= step / 2).all()
+
+
+@given(lines(), st.sampled_from([s for s in SCHEMES if s.scale_rule in ("ceil", "rceil")]))
+def test_ceil_and_rceil_never_saturate_below_the_clamp(x: Array, scheme: Scheme) -> None:
+    scale = stored_scales(x, scheme)
+    magnitude = np.abs(x.astype(np.float64))
+    unclamped = scale < 2.0**127
+    assert (magnitude <= float(oracle.largest(scheme.fmt)) * scale)[unclamped].all()
+
+
+@given(lines(), st.sampled_from(oracle.FORMATS), st.sampled_from(oracle.ROUNDINGS))
+def test_rceil_is_floor_with_the_exponent_bumped_where_the_block_overflows(
+    x: Array, fmt: str, rounding: str
+) -> None:
+    floor = mxsim.quantize(x, fmt, scale_rule="floor", rounding=rounding)
+    rceil = mxsim.quantize(x, fmt, scale_rule="rceil", rounding=rounding)
+    largest, grid = float(oracle.largest(fmt)), oracle.grid_array(fmt)
+    for block in range(floor.scales.size):
+        part = slice(32 * block, 32 * block + 32)
+        magnitude = np.abs(x[part].astype(np.float64))
+        byte = int(floor.scales[block])
+        overflows = bool((magnitude > largest * 2.0 ** (byte - 127)).any())
+        bumped = min(byte + overflows, 254)
+        assert rceil.scales[block] == bumped
+        index = oracle.round_bulk(np.ldexp(magnitude, 127 - bumped), grid, rounding)
+        negative = np.signbit(x[part]).tolist()
+        codes = [oracle.encode(fmt, *each) for each in zip(negative, index.tolist(), strict=True)]
+        assert rceil.codes[part].tolist() == codes
+        if not overflows:
+            assert floor.codes[part].tolist() == codes
+
+
+# ---------------------------------------------------------------------- NaN, infinities and zeros
+
+
+@pytest.mark.parametrize("special", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 15, 31, 32, 63, 64, 69])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_a_nan_or_inf_makes_its_own_block_nan_and_no_other(
+    special: float, position: int, axis: int, dtype: Any
+) -> None:
+    clean = np.random.default_rng(5).normal(size=(70, 5)).astype(dtype)
+    block = slice(position // 32 * 32, position // 32 * 32 + 32)
+    spoiled = clean.copy()
+    spoiled[position, 2] = special
+    if axis == 1:
+        clean, spoiled = (np.ascontiguousarray(each.T) for each in (clean, spoiled))
+    for fmt, rule, rounding in SCHEMES:
+        q = mxsim.quantize(spoiled, fmt, axis, 32, rule, rounding)
+        expected = mxsim.quantize(clean, fmt, axis, 32, rule, rounding)
+        codes, scales = expected.codes.copy(), expected.scales.copy()
+        values = expected.dequantize(dtype)
+        for array in (codes, values):
+            (array if axis == 0 else array.T)[block, 2] = 0 if array is codes else np.nan
+        (scales if axis == 0 else scales.T)[position // 32, 2] = oracle.NAN_BYTE
+        assert_same_bits(q.scales, scales)
+        assert_same_bits(q.codes, codes)
+        assert_same_bits(q.dequantize(dtype), values)
+        fast = mxsim.fake_quantize(spoiled, fmt, axis, 32, rule, rounding)
+        assert_same_bits(fast, values)
+
+
+@pytest.mark.parametrize("fmt", oracle.FORMATS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("loud", [0.0, 1e-30, 1.0])
+def test_zeros_and_what_rounds_to_zero_keep_their_sign(
+    fmt: str, axis: int, dtype: Any, loud: float
+) -> None:
+    x = np.zeros((40, 3), dtype)
+    x[::2] = -0.0
+    x[1::4], x[2::4] = 1e-44 * (loud > 0), -1e-44 * (loud > 0)  # too little even for byte 0
+    x[5] = loud
+    if axis == 1:
+        x = np.ascontiguousarray(x.T)
+    for rule in oracle.SCALE_RULES:
+        for rounding in oracle.ROUNDINGS:
+            got = mxsim.fake_quantize(x, fmt, axis, 32, rule, rounding)
+            zeros = got == 0
+            assert (zeros == (x != dtype(loud) if loud else True)).all()
+            negative = np.signbit(got)[zeros]
+            expected = np.zeros(negative.shape, bool) if fmt == "mxint8" else np.signbit(x)[zeros]
+            assert (negative == expected).all()
+            if loud == 0:
+                q = mxsim.quantize(x, fmt, axis, 32, rule, rounding)
+                assert not q.scales.any()
+
+
+# ----------------------------------------------------------------- layouts, fast path, concurrency
+
+
+def layouts(x: Array) -> dict[str, Array]:
+    """The same values in memory arranged otherwise; x has shape (n, m), both even."""
+    padded = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)
+    padded[::2, ::3] = x
+    backwards = np.ascontiguousarray(x[::-1, ::-1])
+    read_only = x.copy()
+    read_only.setflags(write=False)
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    unaligned[...] = x
+    return {
+        "Fortran order": np.asfortranarray(x),
+        "transposed": np.ascontiguousarray(x.T).T,
+        "strided": padded[::2, ::3],
+        "negative strides": backwards[::-1, ::-1],
+        "read-only": read_only,
+        "unaligned": unaligned,
+        "big-endian": x.astype(x.dtype.newbyteorder(">")),
+    }
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("fmt", oracle.FORMATS)
+def test_every_memory_layout_gives_the_same_bits(fmt: str, dtype: Any, axis: int) -> None:
+    x = inputs.random_near(dtype)[:70, :28].copy()
+    x[3, 4], x[50, 7] = np.nan, -0.0
+    expected = mxsim.quantize(x, fmt, axis)
+    values = expected.dequantize(dtype)
+    for name, same in layouts(x).items():
+        before = same.copy()
+        q = mxsim.quantize(same, fmt, axis)
+        assert_same_bits(q.codes, expected.codes, name)
+        assert_same_bits(q.scales, expected.scales, name)
+        assert_same_bits(mxsim.fake_quantize(same, fmt, axis), values, name)
+        assert_same_bits(same.astype(dtype), before.astype(dtype), f"{name}: the input changed")
+        assert_same_bits(mxsim.fake_quantize(same.T, fmt, 1 - axis), values.T, f"{name}, swapped")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("permutation", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1), (2, 1, 0)])
+def test_permuted_axes_give_the_same_bits(permutation: tuple[int, ...], axis: int) -> None:
+    x = inputs.random_near(np.float32).ravel()[: 5 * 6 * 40].reshape(5, 6, 40)
+    expected = np.transpose(mxsim.fake_quantize(x, "mxfp8_e4m3", permutation[axis]), permutation)
+    got = mxsim.fake_quantize(np.transpose(x, permutation), "mxfp8_e4m3", axis)
+    assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_broadcast_inputs_give_the_same_bits(axis: int) -> None:
+    line = inputs.random_near(np.float32)[0]
+    for view in (np.broadcast_to(line, (40, 32)), np.broadcast_to(line[:, None], (32, 40))):
+        assert 0 in view.strides
+        for fmt in oracle.FORMATS:
+            q, expected = (mxsim.quantize(each, fmt, axis) for each in (view, view.copy()))
+            assert_same_bits(q.codes, expected.codes)
+            assert_same_bits(q.scales, expected.scales)
+            assert_same_bits(mxsim.fake_quantize(view, fmt, axis), expected.dequantize())
+
+
+@given(lines(), schemes, st.integers(1, 70))
+def test_fake_quantize_is_quantize_then_dequantize(
+    x: Array, scheme: Scheme, block_size: int
+) -> None:
+    fmt, rule, rounding = scheme
+    expected = mxsim.quantize(x, fmt, -1, block_size, rule, rounding).dequantize(x.dtype)
+    assert_same_bits(mxsim.fake_quantize(x, fmt, -1, block_size, rule, rounding), expected)
+    column = mxsim.fake_quantize(np.stack([x, x], axis=1), fmt, 0, block_size, rule, rounding)
+    assert_same_bits(column[:, 1].copy(), expected, "along the first axis")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_out_is_written_and_returned_whatever_its_layout(dtype: Any, axis: int) -> None:
+    x = inputs.random_near(dtype)[:70, :28].copy()
+    expected = mxsim.fake_quantize(x, "mxfp6_e2m3", axis)
+    for name, same in layouts(x).items():
+        if name in ("read-only", "big-endian"):
+            continue
+        out = same
+        out[...] = np.nan
+        assert mxsim.fake_quantize(x, "mxfp6_e2m3", axis, out=out) is out
+        assert_same_bits(out, expected, name)
+    in_place = x.copy()
+    assert mxsim.fake_quantize(in_place, "mxfp6_e2m3", axis, out=in_place) is in_place
+    assert_same_bits(in_place, expected, "in place")
+    shared = np.concatenate([x, x[:1]])
+    mxsim.fake_quantize(shared[:-1], "mxfp6_e2m3", axis, out=shared[1:])
+    assert_same_bits(shared[1:], expected, "out overlaps x")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_two_threads_at_once_give_the_same_bits(axis: int) -> None:
+    rng = np.random.default_rng(6)
+    arrays = [rng.normal(size=(257, 260)).astype(np.float32) for _ in range(2)]
+    expected = [mxsim.quantize(x, "mxfp8_e4m3", axis) for x in arrays]
+    start = threading.Barrier(2)
+
+    def repeat(i: int) -> None:
+        start.wait(timeout=30)
+        for _ in range(20):
+            q = mxsim.quantize(arrays[i], "mxfp8_e4m3", axis)
+            assert_same_bits(q.codes, expected[i].codes)
+            assert_same_bits(q.scales, expected[i].scales)
+            fast = mxsim.fake_quantize(arrays[i], "mxfp8_e4m3", axis)
+            assert_same_bits(fast, expected[i].dequantize())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(repeat, i) for i in range(2)]:
+                done.result(timeout=60)
+    finally:
+        sys.setswitchinterval(interval)

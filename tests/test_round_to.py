@@ -1,0 +1,94 @@
+"""bf16 and fp16 by `round_to`, against the oracle and against the casts of ml_dtypes and NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mxsim
+from tests import inputs, oracle
+from tests.comparing import assert_same_bits
+
+NAMES = tuple(oracle.IEEE)
+
+
+def hard_points(name: str, dtype: Any) -> inputs.Array:
+    """Every value and midpoint of the format with its neighbours, both signs, and specials."""
+    grid = oracle.ieee_grid_array(name)
+    points = np.concatenate([grid, (grid[1:] + grid[:-1]) / 2])
+    with np.errstate(over="ignore", under="ignore"):
+        points = inputs.with_neighbours(points.astype(dtype))
+    ends = [0.0, np.inf, np.nan, float(np.finfo(dtype).max), float(np.finfo(dtype).tiny)]
+    everything = np.concatenate([points, inputs.block_maxima(dtype), np.array(ends, dtype)])
+    return np.concatenate([everything, -everything])
+
+
+@pytest.mark.parametrize("rounding", oracle.ROUNDINGS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_every_tie_and_its_neighbours(name: str, rounding: str, dtype: Any) -> None:
+    x = hard_points(name, dtype)
+    expected = oracle.round_ieee_bulk(name, x, rounding).astype(dtype)
+    assert_same_bits(mxsim.round_to(x, name, rounding), expected, f"{name} {rounding}", x)
+
+
+@pytest.mark.parametrize("rounding", oracle.ROUNDINGS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_random_bits_against_the_scalar_oracle(name: str, rounding: str, dtype: Any) -> None:
+    x = np.concatenate([inputs.random_bits(dtype)[:8], inputs.random_near(dtype)[:8]])
+    wide = oracle.widen(x).ravel().tolist()
+    expected = np.array([oracle.round_ieee(name, v, rounding) for v in wide], dtype)
+    got = mxsim.round_to(x, name, rounding)
+    assert_same_bits(got, expected.reshape(x.shape), f"{name} {rounding}", x)
+
+
+def test_nearest_even_against_ml_dtypes_and_numpy() -> None:
+    for name, cast in (("bf16", ml_dtypes.bfloat16), ("fp16", np.float16)):
+        x = hard_points(name, np.float32)
+        with np.errstate(over="ignore"):
+            expected = x.astype(cast).astype(np.float32)
+        assert_same_bits(mxsim.round_to(x, name), expected, name, x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_every_value_is_a_fixed_point(name: str, dtype: Any) -> None:
+    grid = oracle.ieee_grid_array(name)[:-1].astype(dtype)
+    x = np.concatenate([grid, -grid])
+    for rounding in oracle.ROUNDINGS:
+        assert_same_bits(mxsim.round_to(x, name, rounding), x, f"{name} {rounding}", x)
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "tie"),
+    [("fp16", 65504.0, 65520.0), ("bf16", 2.0**128 - 2.0**120, 2.0**128 - 2.0**119)],
+)
+def test_overflow_begins_at_the_midpoint_past_the_largest(
+    name: str, largest: float, tie: float
+) -> None:
+    x = np.array([np.nextafter(tie, 0), tie, -tie, 1e300, -1e300, np.inf])
+    inf = np.inf
+    expected = {
+        "even": [largest, inf, -inf, inf, -inf, inf],  # the tie is with the even 2^(emax + 1)
+        "away": [largest, inf, -inf, inf, -inf, inf],
+        "zero": [largest, largest, -largest, largest, -largest, inf],
+    }
+    for rounding, values in expected.items():
+        assert mxsim.round_to(x, name, rounding).tolist() == values, rounding
+
+
+def test_shapes_and_layouts() -> None:
+    x = inputs.random_near(np.float32)
+    expected = oracle.round_ieee_bulk("bf16", x, "even").astype(np.float32)
+    for view, wanted in [
+        (x.T, expected.T),
+        (x[::-1, ::3], expected[::-1, ::3]),
+        (np.asfortranarray(x), expected),
+        (x[:0], expected[:0]),
+        (x[3, 4], expected[3, 4]),
+    ]:
+        assert_same_bits(np.asarray(mxsim.round_to(view, "bf16")), np.asarray(wanted))

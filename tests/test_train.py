@@ -1,0 +1,145 @@
+"""Runs: a golden trajectory, the same bits again, pairing, and honest failure."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import mxsim
+from mxsim import proxy
+from mxsim.bias import ProbePlan
+from mxsim.precision import rounders
+from mxsim.proxy import KINDS
+from mxsim.train import first_nonfinite
+
+TINY = mxsim.ProxyConfig(width=16, depth=2, batch=32, lr=1e-2, steps=10, seed=7, eval_samples=64)
+
+
+def same(a: mxsim.Run, b: mxsim.Run) -> bool:
+    """Bit for bit: losses, gradient norms, parameters."""
+    return (
+        a.losses.tobytes() == b.losses.tobytes()
+        and a.grad_norms.tobytes() == b.grad_norms.tobytes()
+        and a.eval_loss == b.eval_loss
+        and all(
+            p[kind].tobytes() == q[kind].tobytes()
+            for p, q in zip(a.params, b.params, strict=True)
+            for kind in KINDS
+        )
+    )
+
+
+def test_golden_trajectory() -> None:
+    # Computed by mxsim/minimal.py in float64 from the same start and batches.
+    golden = [
+        1.01491182, 0.937081795, 0.797920102, 0.737074327, 0.466568065,
+        0.390349375, 0.367095118, 0.244745026, 0.245154736, 0.210344972,
+    ]  # fmt: skip
+    run = mxsim.train(TINY, mxsim.scheme("exact"))
+    np.testing.assert_allclose(run.losses, golden, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["exact", "gemm_e4m3", "ln_only_e4m3", "all_e4m3", "all_e2m1"])
+def test_the_same_bits_twice_and_whatever_the_thread_count(name: str) -> None:
+    cfg = replace(TINY, width=48, batch=70)  # neither a multiple of the block
+    first = mxsim.train(cfg, mxsim.scheme(name))
+    with threadpool_limits(2, "blas"):
+        again = mxsim.train(cfg, mxsim.scheme(name))
+    assert same(first, again)
+
+
+def test_probes_and_callbacks_do_not_change_a_run() -> None:
+    scheme = mxsim.scheme("all_e4m3")
+    seen: list[tuple[int, float]] = []
+    plain = mxsim.train(TINY, scheme)
+    probed = mxsim.train(
+        TINY,
+        scheme,
+        probe=ProbePlan(3, (("all_e4m3", scheme),)),
+        on_step=lambda step, loss: seen.append((step, loss)),
+    )
+    assert same(plain, probed)
+    assert seen == list(enumerate(plain.losses))
+    assert probed.probes is not None
+    assert np.isfinite(probed.probes.zeta).all()
+    assert list(probed.probes.steps) == [0, 3, 6, 9]
+
+
+def test_arms_of_one_seed_share_start_and_data_and_seeds_differ() -> None:
+    runs = {name: mxsim.train(TINY, mxsim.scheme(name)) for name in ("exact", "ln_only_e4m3")}
+    # Gammas start at 1 and betas at 0, on the grid: the first losses are equal bit for bit.
+    assert runs["exact"].losses[0] == runs["ln_only_e4m3"].losses[0]
+    assert runs["exact"].losses[-1] != runs["ln_only_e4m3"].losses[-1]
+    assert runs["exact"].zero_loss == runs["ln_only_e4m3"].zero_loss
+    other = mxsim.train(replace(TINY, seed=8), mxsim.scheme("exact"))
+    assert other.losses[0] != runs["exact"].losses[0]
+
+
+def test_a_run_longer_than_another_begins_like_it() -> None:
+    long = mxsim.train(replace(TINY, steps=20), mxsim.scheme("all_e4m3"))
+    short = mxsim.train(TINY, mxsim.scheme("all_e4m3"))
+    np.testing.assert_array_equal(long.losses[:10], short.losses)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu", "linear"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_every_activation_and_optimizer_learns_in_both_dtypes(
+    activation: str, optimizer: str
+) -> None:
+    cfg = replace(
+        TINY,
+        activation=activation,
+        optimizer=optimizer,
+        lr=1e-2 if optimizer == "adam" else 0.5,
+        momentum=0.9,
+        steps=80,
+        data="fixed",
+        batch=32,
+    )
+    for dtype in ("float32", "float64"):
+        run = mxsim.train(replace(cfg, dtype=dtype), mxsim.scheme("all_e4m3"))
+        assert run.params[0]["w1"].dtype == dtype
+        assert run.losses[-1] < 0.5 * run.losses[0]
+
+
+def test_a_run_that_never_learns_is_diverged() -> None:
+    run = mxsim.train(replace(TINY, lr=1e-9), mxsim.scheme("exact"))
+    assert run.status == "diverged"
+    assert not run.outcome.learned
+    assert run.first_bad_step == TINY.steps - 1
+    assert run.spikes == ()
+
+
+def test_nonfinite_is_a_result_with_step_and_tensor() -> None:
+    cfg = replace(TINY, lr=1e30, optimizer="sgd", steps=30, activation="linear")
+    run = mxsim.train(cfg, mxsim.scheme("exact"))
+    assert run.status == "nonfinite"
+    step = run.first_bad_step
+    assert step is not None
+    assert 0 < step < 29
+    assert run.first_bad_tensor is not None
+    assert np.isfinite(run.losses[:step]).all()
+    assert np.isnan(run.losses[step + 1 :]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [("w1", "block 1 w1"), ("ln_gamma", "block 1 ln_gamma"), ("b2", "block 1 b2")],
+)
+def test_the_first_bad_tensor_is_the_first_in_order_of_computation(kind: str, tensor: str) -> None:
+    params = mxsim.init_params(TINY)
+    params[1][kind].flat[0] = np.inf
+    x, y = mxsim.make_batches(TINY, mxsim.make_teacher(TINY)).at(0)
+    ws = proxy.workspace(TINY, len(x), np.float32)
+    grads = proxy.parameter_views(np.empty(proxy.parameter_count(TINY), np.float32), TINY)
+    with np.errstate(all="ignore"):
+        sites = rounders(mxsim.scheme("exact"), 2)
+        proxy.loss_and_grads_into(params, x, y, TINY, sites, ws, grads)
+    assert first_nonfinite(params, x, y, TINY, ws, grads) == tensor
+    # An overflow in the hidden layer from finite parameters is named there.
+    params = mxsim.init_params(TINY)
+    params[0]["w1"][...] = 3e38
+    with np.errstate(all="ignore"):
+        proxy.loss_and_grads_into(params, x, y, TINY, sites, ws, grads)
+    assert first_nonfinite(params, x, y, TINY, ws, grads) == "block 0 hidden"
