@@ -41,7 +41,7 @@ class MXArray:
 
     codes: uint8, shape of the source, the element's bit pattern in the low bits.
     scales: uint8 E8M0 bytes (2**(byte - 127), 255 is NaN), the source's shape with ``axis``
-    replaced by ceil(n / block_size).
+    replaced by ceil(n / block_size).  block_size is at most the length of the axis.
     """
 
     codes: NDArray[np.uint8]
@@ -95,11 +95,12 @@ class Rounder:
             return out
         nonfinite, _, emax, bump_above, mode, grid, zero = _block_constants(self, x.dtype)
         outer, n, inner = split_shape(x.shape, axis)
+        block = min(self.block_size, n)  # an int that fits the machine's, however large given
         if inner == 1:
             kernels.fake_quantize_last(
                 x.reshape(outer, n),
                 out.reshape(outer, n),
-                self.block_size,
+                block,
                 nonfinite,
                 emax,
                 bump_above,
@@ -111,7 +112,7 @@ class Rounder:
             kernels.fake_quantize_rows(
                 x.reshape(outer, n, inner),
                 out.reshape(outer, n, inner),
-                self.block_size,
+                block,
                 nonfinite,
                 emax,
                 bump_above,
@@ -239,12 +240,19 @@ def as_real(x: ArrayLike, argument: str = "x") -> Array:
     if a.dtype == np.float16 or a.dtype.name == "bfloat16":
         return a.astype(np.float32)
     if a.dtype.kind in "iu":
-        wide = a.astype(np.float64)
-        if a.dtype.itemsize == 8 and a.size and np.abs(wide).max() > 2.0**53:
+        if a.dtype.itemsize < 8:
+            return a.astype(np.float32 if a.dtype.itemsize <= 2 else np.float64)
+        # Two exact halves; their float64 sum is exact if nothing of the low one was lost.
+        high, low = (a >> 32) * 2.0**32, (a & 0xFFFFFFFF).astype(np.float64)
+        wide = high + low
+        lost = low - (wide - high) != 0
+        if lost.any():
+            value = a[lost].flat[0]
             raise ValueError(
-                f"{argument} has integers beyond 2**53, which float64 cannot hold exactly"
+                f"{argument} must hold integers that float64 can, such as all up to 2**53; "
+                f"got {value}"
             )
-        return wide if a.dtype.itemsize > 2 else wide.astype(np.float32)
+        return np.asarray(wide)
     raise TypeError(
         f"{argument} must be real (float32, float64, float16, bfloat16 or integer); "
         f"got dtype {a.dtype}"
@@ -292,7 +300,8 @@ def quantize(
     axis = _check_axis(axis, source.ndim)
     source = np.ascontiguousarray(source)
     n = source.shape[axis]
-    blocks = -(-n // rounder.block_size)
+    block = min(rounder.block_size, max(n, 1))
+    blocks = -(-n // block)
     codes = np.empty(source.shape, np.uint8)
     scales = np.empty((*source.shape[:axis], blocks, *source.shape[axis + 1 :]), np.uint8)
     if source.size:
@@ -305,7 +314,7 @@ def quantize(
             source.reshape(outer, n, inner),
             codes.reshape(outer, n, inner),
             scales.reshape(outer, blocks, inner),
-            rounder.block_size,
+            block,
             nonfinite,
             emax,
             np.int64(element.emin),
@@ -316,7 +325,7 @@ def quantize(
             mode,
             grid,
         )
-    return MXArray(codes, scales, rounder.format, axis, rounder.block_size, scale_rule, rounding)
+    return MXArray(codes, scales, rounder.format, axis, block, scale_rule, rounding)
 
 
 def fake_quantize(
@@ -330,8 +339,9 @@ def fake_quantize(
 ) -> Array:
     """quantize(x, ...).dequantize(dtype) bit for bit, without the codes: the fast path.
 
-    Arguments and errors as for ``quantize``.  Returns float64 for float64 input, else float32,
-    shape of x; written into ``out`` if given (same shape and dtype; may be x itself).
+    Arguments and errors as for ``quantize``.  Returns float64 for float64 and for integers
+    of 32 bits and more, else float32, in the shape of x; written into ``out`` if given (same shape
+    and dtype; may be x itself).
     Raises ValueError if ``out`` has another shape, dtype, or is read-only.
     """
     rounder = block_rounder(fmt, block_size, scale_rule, rounding)
@@ -349,8 +359,6 @@ def round_to(x: ArrayLike, fmt: str, rounding: str = "even", out: Array | None =
     choose("fmt", fmt, ELEMENTWISE)
     choose("rounding", rounding, ROUNDINGS)
     source = as_real(x)
-    if source.ndim == 0:
-        return _apply(ElementwiseRounder(fmt, rounding), source.reshape(1), 0, out).reshape(())
     return _apply(ElementwiseRounder(fmt, rounding), source, 0, out)
 
 
@@ -367,6 +375,9 @@ def _apply(
             f"out must be a writable {source.dtype} array of shape {source.shape}; "
             f"got {out.dtype} of shape {out.shape}" + ("" if out.flags.writeable else ", read-only")
         )
+    if source.ndim == 0:
+        rounder(source.reshape(1), 0, out.reshape(1))
+        return out
     view, axis, order = _memory_order(source, axis)
     target = out.transpose(order)
     overlapping = np.may_share_memory(out, source) and out is not source

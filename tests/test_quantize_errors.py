@@ -22,7 +22,7 @@ blocked = pytest.mark.parametrize("function", BLOCKED, ids=lambda f: str(f.__nam
 def assert_refused(
     kind: type[Exception] | tuple[type[Exception], ...], words: list[str], call: Callable[[], Any]
 ) -> None:
-    """`call` raises `kind` (not a mere subclass of another sort) and says every one of `words`."""
+    """`call` raises `kind` and its message has every one of `words`, as a word."""
     with pytest.raises(kind) as caught:
         call()
     for word in words:
@@ -122,6 +122,13 @@ def test_arrays_that_are_not_real(function: Callable[..., Any], fmt: str, dtype:
         function(UNREAL[dtype], fmt)
     for word in ("x ", str(UNREAL[dtype].dtype), "float32", "float64"):
         assert word in str(caught.value)
+
+
+@blocked
+@pytest.mark.parametrize("integer", [2**53 + 1, -(2**53) - 1, 2**63 - 1])
+def test_integers_that_float64_would_round(function: Callable[..., Any], integer: int) -> None:
+    x = np.array([1, integer])
+    assert_refused(ValueError, ["x", "2**53"], lambda: function(x, "mxint8"))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "bfloat16", "float16", ""])

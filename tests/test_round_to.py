@@ -92,3 +92,13 @@ def test_shapes_and_layouts() -> None:
         (x[3, 4], expected[3, 4]),
     ]:
         assert_same_bits(np.asarray(mxsim.round_to(view, "bf16")), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8, 32), (0, 3)])
+def test_out_is_written_and_returned(shape: tuple[int, ...]) -> None:
+    x = np.full(shape, 1.001, np.float32)
+    out = np.zeros_like(x)
+    assert mxsim.round_to(x, "bf16", out=out) is out
+    assert (out == 1).all()
+    assert mxsim.round_to(x, "bf16", out=x) is x
+    assert (x == 1).all()
