@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from mxsim.config import ProxyConfig
-from mxsim.formats import FORMATS
 from mxsim.precision import PrecisionScheme, SiteFormat, rounders
 from mxsim.proxy import (
     KINDS,
@@ -28,7 +27,7 @@ from mxsim.proxy import (
     parameter_views,
     workspace,
 )
-from mxsim.quantize import quantize
+from mxsim.quantize import Rounder, quantize
 
 Array = NDArray[Any]
 Group = str | int | tuple[str, int]
@@ -152,13 +151,14 @@ def saturated_share(values: ArrayLike, site: SiteFormat) -> float:
 
     Zero for a site without shared scales.  A block with a NaN or Inf counts as saturated.
     """
-    if site.format not in FORMATS:
+    rounder = site.rounder()
+    if not isinstance(rounder, Rounder):
         return 0.0
-    v = np.abs(np.asarray(values, np.float64).ravel())
-    q = quantize(np.asarray(values).ravel(), site.format, -1, site.block_size, site.scale_rule)
-    scale = np.ldexp(1.0, q.scales.astype(np.int64) - 127).repeat(site.block_size)[: v.size]
-    largest = FORMATS[site.format].element.largest
-    return float(np.mean(~(v <= largest * scale)))
+    own_rule = None if rounder.format.scale != "e8m0" else rounder.scale_rule
+    v = np.asarray(values).ravel()
+    q = quantize(v, rounder.format, -1, rounder.block_size, own_rule)
+    limit = rounder.format.element.largest * q.blocks.spread(q.scale_values(), q.shape)
+    return float(np.mean(~(np.abs(v) <= limit)))
 
 
 PROBE_GROUPS = ("all", *KINDS)

@@ -134,3 +134,16 @@ def power_of_two_at(typingctx: Any, shifted: Any) -> Any:
         return builder.bitcast(bits, context.get_value_type(shifted))
 
     return shifted(shifted), codegen
+
+
+@intrinsic
+def unit_fraction(typingctx: Any, bits: Any, like: Any) -> Any:
+    """The upper 24 of a uint32's bits as a fraction in [0, 1) of ``like``'s type, exactly."""
+    value = ir.IntType(32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(like)
+        upper = builder.lshr(args[0], ir.Constant(value, 8))
+        return builder.fmul(builder.sitofp(upper, kind), ir.Constant(kind, 2.0**-24))
+
+    return like(types.uint32, like), codegen

@@ -18,12 +18,26 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDINGS = ("even", "away", "zero")
-SCALE_RULES = ("floor", "rceil", "ceil", "even")
+ROUNDINGS = ("even", "away", "zero", "stochastic")
+NONFINITE = ("propagate", "saturate", "raise")
+SCALE_RULES = ("floor", "rceil", "ceil", "even")  # of E8M0 scales
 
 SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX = -127, 127  # E8M0 bytes 0..254
 SCALE_BIAS = 127
 SCALE_NAN = 255
+
+
+def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[str, ...]) -> str:
+    """``value`` if it is one of ``allowed``; else an error that names all three.
+
+    Raises TypeError for a value that is not a string, ValueError for an unknown string.
+    """
+    names = ", ".join(allowed)
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a string, one of {names}; got {value!r}")
+    if value not in allowed:
+        raise ValueError(f"{argument} must be one of {names}; got {value!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,17 @@ class FloatFormat:
     exp_bits: int
     man_bits: int
     specials: Literal["ieee", "nan", "none"] = "ieee"
+
+    def __post_init__(self) -> None:
+        choose("specials", self.specials, ("ieee", "nan", "none"))
+        least = {"ieee": (2, 1), "nan": (1, 1), "none": (1, 0)}[self.specials]
+        for name, low, high in (("exp_bits", least[0], 11), ("man_bits", least[1], 52)):
+            value = getattr(self, name)
+            allowed = f"an integer in {low}..{high} with specials={self.specials!r}"
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be {allowed}; got {value!r}")
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be {allowed}; got {value}")
 
     @property
     def bits(self) -> int:
@@ -97,16 +122,23 @@ class FloatFormat:
 
 @dataclass(frozen=True)
 class IntFormat:
-    """Two's complement fixed point: k / 2**man_bits, k symmetric (the most negative code unused).
+    """Two's complement fixed point: k / 2**man_bits.
 
-    It has the same derived facts as a float format with a single binade (emin = emax = 0), which
-    is why the same rounding kernel serves both.
+    ``symmetric``: the most negative code is not used (MX v1.0 section 5.3.4 allows either).  It has
+    the same derived facts as a float format with a single binade (emin = emax = 0), which is why
+    the same rounding kernel serves both.
     """
 
     man_bits: int
+    symmetric: bool = True
 
-    emin: int = 0
-    emax: int = 0
+    @property
+    def emin(self) -> int:
+        return 0
+
+    @property
+    def emax(self) -> int:
+        return 0
 
     @property
     def bits(self) -> int:
@@ -130,7 +162,7 @@ class IntFormat:
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """The value of every code, shape (2**bits,); the unused most negative code decodes too."""
+        """The value of every code, shape (2**bits,); the most negative decodes even if unused."""
         code = np.arange(2**self.bits)
         signed = np.where(code < 2 ** (self.bits - 1), code, code - 2**self.bits)
         values = signed / 2.0**self.man_bits
@@ -143,14 +175,27 @@ Element = FloatFormat | IntFormat
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Elements in blocks that share one E8M0 scale (a power of two, 2**(byte - 127))."""
+    """Elements in blocks that share one scale.
+
+    ``scale``: ``e8m0`` is a power of two, 2**(byte - 127); ``e4m3`` is NVFP4's, a byte in E4M3
+    times one float32 scale a tensor.  ``block_size`` is the format's own, taken unless another is
+    asked for.  Elements have at most 8 bits.  Raises ValueError for a wider element.
+    """
 
     name: str
     element: Element
     block_size: int = 32
+    scale: Literal["e8m0", "e4m3"] = "e8m0"
+
+    def __post_init__(self) -> None:
+        if self.element.bits > 8:
+            raise ValueError(
+                f"element of format {self.name} must have at most 8 bits; got {self.element.bits}"
+            )
 
     @property
     def bits_per_element(self) -> float:
+        """Element bits and the block's share of the scale, at the format's own block size."""
         return self.element.bits + 8 / self.block_size
 
     def bump_threshold(self, scale_rule: str) -> tuple[float, bool]:
@@ -186,25 +231,15 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
             BlockFormat("mxfp6_e2m3", FloatFormat(2, 3, "none")),
             BlockFormat("mxfp4_e2m1", FloatFormat(2, 1, "none")),
             BlockFormat("mxint8", IntFormat(6)),
+            BlockFormat("mxint8_asymmetric", IntFormat(6, symmetric=False)),
+            BlockFormat("nvfp4", FloatFormat(2, 1, "none"), block_size=16, scale="e4m3"),
         )
     }
 )
-"""Block formats by name (the six concrete formats of MX v1.0, table 1)."""
+"""Block formats by name: the concrete formats of MX v1.0, table 1 (INT8 with and without the code
+of -2), and NVIDIA's NVFP4."""
 
 ELEMENTWISE: Mapping[str, FloatFormat] = MappingProxyType(
     {"bf16": FloatFormat(8, 7), "fp16": FloatFormat(5, 10)}
 )
 """Formats applied element by element, without a shared scale."""
-
-
-def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[str, ...]) -> str:
-    """``value`` if it is one of ``allowed``; else an error that names all three.
-
-    Raises TypeError for a value that is not a string, ValueError for an unknown string.
-    """
-    names = ", ".join(allowed)
-    if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a string, one of {names}; got {value!r}")
-    if value not in allowed:
-        raise ValueError(f"{argument} must be one of {names}; got {value!r}")
-    return value

@@ -17,3 +17,9 @@ from numba import njit
 kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
     cache=True, error_model="numpy", nogil=True
 )
+
+# For small functions whose callers must vectorize: pasted into the caller's own code, so that no
+# call is left however large the body.
+inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
+    error_model="numpy", inline="always"
+)

@@ -7,10 +7,18 @@ What holds everywhere here:
 - One element rounding, ``round_magnitude``, serves every loop.  It works on q = |x| / scale, where
   the element grid is fixed; scaling by a power of two is exact both ways, so this is the one
   rounding that an element undergoes.
-- Arrays arrive C-contiguous as (outer, n, inner), blocks running along n.  With inner > 1 the
-  loops walk rows and keep one row of block maxima, so first-axis blocks need no transpose.
+- Arrays arrive C-contiguous as (outer, n, m), in blocks of (rows, columns).  Blocks along the last
+  axis have one row, blocks along the first one column.  Loops walk rows and keep one row of block
+  maxima, so no layout needs a transpose or a copy.
 - Constants arrive as arguments in the array's own float type: a captured global would be frozen
   into the compile cache, and a float64 literal would widen float32 arithmetic.
+
+Arguments that always travel together are tuples, built in quantize.py:
+
+    scaling = (nan_from, emax, bump_above)              bits of the first NaN-making maximum, ...
+    grid = (smallest_normal, largest, magic_factor, half_ulp)                   element format
+    style = (mode, zero, one_sided)                     rounding; -0.0, or 0.0 where -0 is lost; ...
+    random = (given, key, buffer, window)               bits for stochastic rounding
 """
 
 from __future__ import annotations
@@ -25,13 +33,18 @@ from mxsim.bits import (
     magnitude_bits,
     normal_exponent,
     power_of_two,
+    unit_fraction,
     with_sign,
 )
 from mxsim.jit import kernel
+from mxsim.philox import WINDOW, fill_window
 
-EVEN, AWAY, ZERO = 0, 1, 2  # element rounding, in the order of formats.ROUNDINGS
+EVEN, AWAY, ZERO, STOCHASTIC = 0, 1, 2, 3  # element rounding, in the order of formats.ROUNDINGS
 
 TILE = 1024  # columns handled at once when walking rows: the block of rows stays in cache
+
+
+# ---------------------------------------------------------------- one element
 
 
 @kernel
@@ -59,160 +72,27 @@ def round_magnitude(q: Any, mode: Any, grid: Any) -> Any:
 
 
 @kernel
-def scale_exponent(amax: Any, emax: Any, bump_above: Any) -> Any:
-    """Shared exponent of a block with finite maximum magnitude ``amax`` > 0, clamped to E8M0.
+def round_stochastically(q: Any, u: Any, grid: Any) -> Any:
+    """Round q >= 0 up with probability (distance from the grid point below) / step.
 
-    floor(log2 amax) - emax, plus one if amax's significand lies above ``bump_above`` (every scale
-    rule has this shape, see BlockFormat.bump_threshold).
+    u: uint32 random bits, of which the upper 24 are a fraction in [0, 1); up if the distance in
+    steps exceeds it.  A distance that is a multiple of 2**-24 steps gets its probability exactly.
     """
-    shift = np.int64(0)
-    if binade(amax) == 0:  # subnormal: 2**64 brings it into the normal range, exactly
-        amax = amax * power_of_two(np.int64(64), amax)
-        shift = np.int64(64)
-    exponent = normal_exponent(amax) - shift - emax
-    if amax / binade(amax) > bump_above:
-        exponent += 1
-    return min(max(exponent, -127), 127)
+    smallest_normal, largest, magic_factor, half_ulp = grid
+    q = q if q < largest else largest
+    power = binade(q)
+    magic = (power if power > smallest_normal else smallest_normal) * magic_factor
+    step = magic * half_ulp + magic * half_ulp
+    r = (q + magic) - magic
+    below = r - step if r > q else r
+    return below + step if q - below > unit_fraction(u, q) * step else below
 
 
 @kernel
-def scale_value(exponent: Any, like: Any) -> Any:
-    """2**exponent for exponent in [-127, 127]; in float32, 2**-127 is subnormal."""
-    if exponent < -126:
-        return power_of_two(exponent + 64, like) * power_of_two(np.int64(-64), like)
-    return power_of_two(exponent, like)
-
-
-@kernel
-def _block_scale(bits: Any, nonfinite: Any, emax: Any, bump_above: Any, like: Any) -> Any:
-    """E8M0 byte, 1/scale and scale of a block from its maximum's bit pattern.
-
-    A zero block gets byte 0 with both factors 1, which keeps its signed zeros and avoids
-    arithmetic on the subnormal 2**-127.  A block with a NaN or Inf gets byte 255 and NaN factors.
-    """
-    one = power_of_two(np.int64(0), like)
-    if bits == 0:
-        return np.uint8(0), one, one
-    if bits >= nonfinite:
-        nan = from_bits(nonfinite, like) * (one - one)  # Inf * 0
-        return np.uint8(255), nan, nan
-    exponent = scale_exponent(from_bits(bits, like), emax, bump_above)
-    return np.uint8(exponent + 127), scale_value(-exponent, like), scale_value(exponent, like)
-
-
-@kernel
-def _quantize_run(
-    x: Any, out: Any, inverse: Any, scale: Any, mode: Any, grid: Any, zero: Any
-) -> Any:
-    """Quantize-dequantize a contiguous run that shares one finite scale."""
-    if mode == EVEN:  # kept apart so that the common mode vectorizes without the corrections
-        for i in range(x.size):
-            r = round_magnitude(abs(x[i]) * inverse, EVEN, grid)
-            out[i] = with_sign(r, x[i]) * scale + zero
-    else:
-        for i in range(x.size):
-            r = round_magnitude(abs(x[i]) * inverse, mode, grid)
-            out[i] = with_sign(r, x[i]) * scale + zero
-
-
-@kernel
-def fake_quantize_last(
-    x: Any,
-    out: Any,
-    block: Any,
-    nonfinite: Any,
-    emax: Any,
-    bump_above: Any,
-    mode: Any,
-    grid: Any,
-    zero: Any,
-) -> None:
-    """x, out (rows, n): blocks run along the contiguous last axis.  out may be x."""
-    rows, n = x.shape
-    for i in range(rows):
-        for start in range(0, n, block):
-            stop = min(start + block, n)
-            run = x[i, start:stop]
-            bits = magnitude_bits(run[0])
-            for j in range(1, run.size):
-                b = magnitude_bits(run[j])
-                bits = b if b > bits else bits
-            _, inverse, scale = _block_scale(bits, nonfinite, emax, bump_above, run[0])
-            if bits >= nonfinite:
-                out[i, start:stop] = scale
-            else:
-                _quantize_run(run, out[i, start:stop], inverse, scale, mode, grid, zero)
-
-
-@kernel
-def _raise_maxima(row: Any, bits: Any) -> Any:
-    """bits[j] = max(bits[j], |row[j]|) on bit patterns."""
-    for j in range(row.size):
-        b = magnitude_bits(row[j])
-        bits[j] = b if b > bits[j] else bits[j]
-
-
-@kernel
-def _quantize_row(
-    row: Any, out: Any, inverse: Any, scale: Any, mode: Any, grid: Any, zero: Any
-) -> Any:
-    """Quantize-dequantize a contiguous row in which every column has its own scale.
-
-    A NaN factor makes its column NaN: the rounded magnitude is finite, its product with NaN not.
-    """
-    if mode == EVEN:
-        for j in range(row.size):
-            r = round_magnitude(abs(row[j]) * inverse[j], EVEN, grid)
-            out[j] = with_sign(r, row[j]) * scale[j] + zero
-    else:
-        for j in range(row.size):
-            r = round_magnitude(abs(row[j]) * inverse[j], mode, grid)
-            out[j] = with_sign(r, row[j]) * scale[j] + zero
-
-
-@kernel
-def fake_quantize_rows(
-    x: Any,
-    out: Any,
-    block: Any,
-    nonfinite: Any,
-    emax: Any,
-    bump_above: Any,
-    mode: Any,
-    grid: Any,
-    zero: Any,
-) -> None:
-    """x, out (outer, n, inner): blocks run along the middle axis.  out may be x."""
-    outer, n, inner = x.shape
-    width = min(inner, TILE)
-    bits = np.empty(width, type(nonfinite))
-    inverse = np.empty(width, x.dtype)
-    scale = np.empty(width, x.dtype)
-    for o in range(outer):
-        for start in range(0, n, block):
-            stop = min(start + block, n)
-            for left in range(0, inner, width):
-                right = min(left + width, inner)
-                bits[:] = 0
-                for i in range(start, stop):
-                    _raise_maxima(x[o, i, left:right], bits)
-                for j in range(right - left):
-                    _, inverse[j], scale[j] = _block_scale(
-                        bits[j], nonfinite, emax, bump_above, x[o, start, j]
-                    )
-                for i in range(start, stop):
-                    _quantize_row(
-                        x[o, i, left:right], out[o, i, left:right], inverse, scale, mode, grid, zero
-                    )
-
-
-@kernel
-def _code(
-    r: Any, negative: Any, emin: Any, man_bits: Any, total_bits: Any, is_integer: Any, grid: Any
-) -> Any:
-    """Bit pattern of an element whose rounded magnitude is r, as an int64."""
-    smallest_normal = grid[0]
-    if r < smallest_normal:
+def encode(r: Any, negative: Any, layout: Any, grid: Any) -> Any:
+    """Bit pattern of an element of magnitude r (on the grid), as an int64."""
+    emin, man_bits, total_bits, is_integer = layout
+    if r < grid[0]:
         magnitude = np.int64(r * power_of_two(man_bits - emin, r))
     else:
         field = normal_exponent(r) - emin + 1
@@ -223,63 +103,321 @@ def _code(
     return magnitude + ((1 << (total_bits - 1)) if negative else 0)
 
 
+# ---------------------------------------------------------------- one block's scale
+
+
 @kernel
-def quantize_codes(
+def block_scale(bits: Any, scaling: Any, like: Any) -> Any:
+    """Shared exponent, 1/scale and scale of a block, from its maximum's bit pattern.
+
+    The exponent is floor(log2 amax) - emax, plus one if amax's significand lies above
+    ``bump_above`` (every scale rule has this shape, see BlockFormat.bump_threshold), clamped to
+    -127..127.  From ``nan_from`` on it is 128 (byte 255) and both factors are NaN; an Inf below
+    that gets 127.  Free of branches, so that it vectorizes over columns.
+    """
+    nan_from, emax, bump_above = scaling
+    one = power_of_two(np.int64(0), like)
+    zero = one - one
+    half = power_of_two(np.int64(-1), like)
+    amax = from_bits(bits, like)
+    subnormal = binade(amax) == zero
+    amax = amax * (power_of_two(np.int64(32), like) if subnormal else one)  # exact
+    power = binade(amax)
+    exponent = normal_exponent(amax) - emax
+    exponent -= np.int64(32) if subnormal else np.int64(0)
+    exponent += np.int64(1) if amax > bump_above * power else np.int64(0)
+    exponent = exponent if exponent > np.int64(-127) else np.int64(-127)
+    exponent = exponent if exponent < np.int64(127) else np.int64(127)
+    exponent = exponent if power - power == zero else np.int64(127)  # Inf - Inf is NaN
+    # 2**-127 is subnormal in float32: reached by halving.
+    low, high = exponent < np.int64(-126), exponent > np.int64(126)
+    scale = power_of_two(np.int64(-126) if low else exponent, like) * (half if low else one)
+    inverse = power_of_two(np.int64(-126) if high else -exponent, like) * (half if high else one)
+    nan = zero / zero
+    bad = bits >= nan_from
+    return (
+        np.int64(128) if bad else exponent,
+        nan if bad else inverse,
+        nan if bad else scale,
+    )
+
+
+@kernel
+def raise_maxima(row: Any, bits: Any) -> None:
+    """bits[j] = max(bits[j], |row[j]|) on bit patterns."""
+    for j in range(row.size):
+        b = magnitude_bits(row[j])
+        bits[j] = b if b > bits[j] else bits[j]
+
+
+@kernel
+def column_scales(
+    bits: Any, columns: Any, scaling: Any, like: Any, exponents: Any, inverse: Any, scale: Any
+) -> None:
+    """From column maxima to the exponent and factors of every column; blocks span ``columns``."""
+    if columns > 1:
+        for start in range(0, bits.size, columns):
+            group = bits[start : min(start + columns, bits.size)]
+            largest = group[0]
+            for j in range(1, group.size):
+                largest = group[j] if group[j] > largest else largest
+            group[:] = largest
+    for j in range(bits.size):
+        exponents[j], inverse[j], scale[j] = block_scale(bits[j], scaling, like)
+
+
+# ---------------------------------------------------------------- rows
+
+
+@kernel
+def _round_row(row: Any, out: Any, inverse: Any, scale: Any, style: Any, grid: Any) -> None:
+    """Quantize-dequantize a contiguous row in which every column has its own scale.
+
+    A NaN factor makes its column NaN: the rounded magnitude is finite, its product with NaN not.
+    """
+    mode, zero, one_sided = style
+    if mode == EVEN and not one_sided:  # kept apart: vectorizes without the corrections
+        for j in range(row.size):
+            r = round_magnitude(abs(row[j]) * inverse[j], EVEN, grid)
+            out[j] = with_sign(r, row[j]) * scale[j] + zero
+    else:
+        for j in range(row.size):
+            r = round_magnitude(abs(row[j]) * inverse[j], mode, grid)
+            out[j] = with_sign(_cap(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
+
+
+@kernel
+def _cap(r: Any, x: Any, one_sided: Any, grid: Any) -> Any:
+    """The largest positive of a two's complement format lies one step below its most negative."""
+    largest = grid[1]
+    step = grid[0] * grid[2] * (grid[3] + grid[3])
+    return largest - step if one_sided and r == largest and x > 0 else r
+
+
+@kernel
+def _round_row_stochastically(
+    row: Any, out: Any, start: Any, inverse: Any, scale: Any, style: Any, grid: Any, random: Any
+) -> None:
+    """As _round_row, element j with the random bits of index start + j."""
+    _, zero, one_sided = style
+    given, key, buffer, window = random
+    done = 0
+    while done < row.size:
+        flat = start + done
+        if given.size:
+            stop = row.size
+            u = given[flat : start + stop]
+        else:
+            w, offset = flat // WINDOW, flat % WINDOW
+            if window[0] != w:
+                fill_window(buffer, w, key)
+                window[0] = w
+            stop = min(row.size, done + WINDOW - offset)
+            u = buffer[offset : offset + stop - done]
+        x, y, down, up = row[done:stop], out[done:stop], inverse[done:stop], scale[done:stop]
+        for j in range(x.size):
+            r = round_stochastically(abs(x[j]) * down[j], u[j], grid)
+            y[j] = with_sign(_cap(r, x[j], one_sided, grid), x[j]) * up[j] + zero
+        done = stop
+
+
+# ---------------------------------------------------------------- arrays
+
+
+@kernel
+def fake_quantize_last(x: Any, out: Any, block: Any, scaling: Any, style: Any, grid: Any) -> None:
+    """x, out (rows, n): blocks along the last axis, one scale in a register.  out may be x.
+
+    The fast path of the commonest layout; same bits as fake_quantize_blocks.
+    """
+    mode, zero, one_sided = style
+    rows, n = x.shape
+    for i in range(rows):
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            run, target = x[i, start:stop], out[i, start:stop]
+            bits = magnitude_bits(run[0])
+            for j in range(1, run.size):
+                b = magnitude_bits(run[j])
+                bits = b if b > bits else bits
+            _, inverse, scale = block_scale(bits, scaling, run[0])
+            if mode == EVEN and not one_sided:
+                for j in range(run.size):
+                    r = round_magnitude(abs(run[j]) * inverse, EVEN, grid)
+                    target[j] = with_sign(r, run[j]) * scale + zero
+            else:
+                for j in range(run.size):
+                    r = round_magnitude(abs(run[j]) * inverse, mode, grid)
+                    target[j] = with_sign(_cap(r, run[j], one_sided, grid), run[j]) * scale + zero
+
+
+@kernel
+def fake_quantize_blocks(
+    x: Any, out: Any, shape: Any, scaling: Any, style: Any, grid: Any, random: Any
+) -> None:
+    """x, out (outer, n, m): blocks of ``shape`` (rows, columns), any rounding.  out may be x."""
+    rows, columns = shape
+    outer, n, m = x.shape
+    width = tile_width(m, columns)
+    bits = np.empty(width, type(scaling[0]))
+    exponents = np.empty(width, np.int64)
+    inverse, scale = np.empty(width, x.dtype), np.empty(width, x.dtype)
+    for o in range(outer):
+        for top in range(0, n, rows):
+            bottom = min(top + rows, n)
+            for left in range(0, m, width):
+                right = min(left + width, m)
+                k = right - left
+                bits[:k] = 0
+                for i in range(top, bottom):
+                    raise_maxima(x[o, i, left:right], bits[:k])
+                like = x[o, top, left]
+                column_scales(
+                    bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
+                )
+                for i in range(top, bottom):
+                    row, target = x[o, i, left:right], out[o, i, left:right]
+                    if style[0] == STOCHASTIC:
+                        flat = (o * n + i) * m + left
+                        _round_row_stochastically(
+                            row, target, flat, inverse, scale, style, grid, random
+                        )
+                    else:
+                        _round_row(row, target, inverse, scale, style, grid)
+
+
+@kernel
+def tile_width(m: Any, columns: Any) -> Any:
+    """Columns handled at once: about TILE, a multiple of the block's, at most a row."""
+    return min(m, max(TILE // columns * columns, columns))
+
+
+@kernel
+def quantize_blocks(
     x: Any,
     codes: Any,
     scales: Any,
-    block: Any,
-    nonfinite: Any,
-    emax: Any,
-    emin: Any,
-    man_bits: Any,
-    total_bits: Any,
-    is_integer: Any,
-    bump_above: Any,
-    mode: Any,
+    shape: Any,
+    scaling: Any,
+    style: Any,
     grid: Any,
+    layout: Any,
+    random: Any,
+    sums: Any,
 ) -> None:
-    """x, codes (outer, n, inner), scales (outer, blocks, inner): element codes and scale bytes.
+    """x, codes (outer, n, m), scales (outer, row blocks, column blocks): codes and scale bytes.
 
-    A block with a NaN or Inf gets byte 255 and codes 0: FP6, FP4 and INT8 cannot hold a NaN, so
-    the scale alone carries it (MX v1.0 section 6.3 leaves the element codes open).
+    A block with a NaN (or an Inf that counts as one) gets byte 255 and codes 0: FP6, FP4 and INT8
+    cannot hold a NaN, so the scale alone carries it (MX v1.0 section 6.3 leaves the codes open).
+    ``sums`` (8,) collects statistics, in the order of quantize.QuantizationStats.from_sums.
     """
-    outer, n, inner = x.shape
+    rows, columns = shape
+    outer, n, m = x.shape
+    width = tile_width(m, columns)
+    bits = np.empty(width, type(scaling[0]))
+    exponents = np.empty(width, np.int64)
+    inverse, scale = np.empty(width, x.dtype), np.empty(width, x.dtype)
+    ones = np.ones(width, x.dtype)
+    rounded = np.empty(width, x.dtype)
+    hit = np.empty(width, np.bool_)
     for o in range(outer):
-        for k in range(scales.shape[1]):
-            start = k * block
-            stop = min(start + block, n)
-            for j in range(inner):
-                bits = magnitude_bits(x[o, start, j])
-                for i in range(start + 1, stop):
-                    b = magnitude_bits(x[o, i, j])
-                    bits = b if b > bits else bits
-                byte, inverse, _ = _block_scale(bits, nonfinite, emax, bump_above, x[o, start, j])
-                scales[o, k, j] = byte
-                for i in range(start, stop):
-                    v = x[o, i, j]
-                    if bits >= nonfinite:
-                        codes[o, i, j] = 0
-                    else:
-                        r = round_magnitude(abs(v) * inverse, mode, grid)
-                        negative = with_sign(grid[1], v) < 0
-                        codes[o, i, j] = _code(
-                            r, negative, emin, man_bits, total_bits, is_integer, grid
+        for top in range(0, n, rows):
+            bottom = min(top + rows, n)
+            for left in range(0, m, width):
+                right = min(left + width, m)
+                k = right - left
+                bits[:k] = 0
+                for i in range(top, bottom):
+                    raise_maxima(x[o, i, left:right], bits[:k])
+                like = x[o, top, left]
+                column_scales(
+                    bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
+                )
+                hit[:k] = False
+                for i in range(top, bottom):
+                    row = x[o, i, left:right]
+                    if style[0] == STOCHASTIC:
+                        flat = (o * n + i) * m + left
+                        _round_row_stochastically(
+                            row, rounded, flat, inverse, ones, style, grid, random
                         )
+                    else:
+                        _round_row(row, rounded, inverse, ones, style, grid)
+                    _encode_row(
+                        row, rounded, exponents, inverse, codes[o, i, left:right], grid, layout
+                    )
+                    _add_statistics(
+                        row, rounded, exponents, inverse, scale, style[2], grid, hit, sums
+                    )
+                for j in range(0, k, columns):
+                    scales[o, top // rows, (left + j) // columns] = exponents[j] + 127
+                    sums[0] += 1.0
+                    sums[1] += 1.0 if hit[j : min(j + columns, k)].any() else 0.0
+
+
+@kernel
+def _encode_row(
+    row: Any, rounded: Any, exponents: Any, inverse: Any, codes: Any, grid: Any, layout: Any
+) -> None:
+    """Codes of a row already rounded in element units."""
+    for j in range(row.size):
+        if exponents[j] == 128:
+            codes[j] = 0
+        else:
+            negative = with_sign(grid[1], row[j]) < 0
+            codes[j] = encode(abs(rounded[j]), negative, layout, grid)
+
+
+@kernel
+def _add_statistics(
+    row: Any,
+    rounded: Any,
+    exponents: Any,
+    inverse: Any,
+    scale: Any,
+    one_sided: Any,
+    grid: Any,
+    hit: Any,
+    sums: Any,
+) -> None:
+    """Add a row's elements to ``sums``; mark columns with a saturated one in ``hit``."""
+    for j in range(row.size):
+        q = abs(row[j]) * inverse[j]
+        if exponents[j] == 128 or q - q != 0:  # a NaN block, or an Inf
+            sums[7] += 1.0
+            continue
+        if q > _cap(grid[1], row[j], one_sided, grid):
+            sums[2] += 1.0
+            hit[j] = True
+        sums[3] += 1.0 if rounded[j] == 0 and row[j] != 0 else 0.0
+        x = np.float64(row[j])
+        y = np.float64(rounded[j]) * np.float64(scale[j])
+        sums[4] += x * x
+        sums[5] += x * y
+        sums[6] += (y - x) * (y - x)
 
 
 @kernel
 def round_elementwise(
-    x: Any, out: Any, mode: Any, overflows: Any, grid: Any, infinity: Any
+    x: Any,
+    out: Any,
+    overflows: Any,
+    has_infinity: Any,
+    style: Any,
+    grid: Any,
+    infinity: Any,
+    random: Any,
 ) -> None:
     """x, out (n,): round each element to a floating-point format, NaN and the sign of zero kept.
 
-    Beyond the largest, rounding to nearest overflows to Inf (IEEE 754) if ``overflows``, else and
-    toward zero it stops at the largest.  Values of 2**64 and more are rounded at 2**-64 of their
+    Beyond the largest, the result is Inf if ``overflows``, else the largest; an Inf stays if the
+    format ``has_infinity``.  Values of 2**64 and more are rounded at 2**-64 of their
     size, where the magic sum cannot overflow; every format's normal range covers that.
     """
     smallest_normal, largest, magic_factor, half_ulp = grid
     unbounded = (smallest_normal, infinity, magic_factor, half_ulp)
+    given, key, buffer, window = random
+    mode = style[0]
     one = power_of_two(np.int64(0), largest)
     large = power_of_two(np.int64(64), largest)
     small = power_of_two(np.int64(-64), largest)
@@ -291,7 +429,17 @@ def round_elementwise(
         q = abs(v)
         down = small if q >= large else one
         up = large if q >= large else one
-        r = round_magnitude(q * down, mode, unbounded) * up
+        if mode == STOCHASTIC:
+            if given.size:
+                u = given[i]
+            else:
+                if window[0] != i // WINDOW:
+                    fill_window(buffer, i // WINDOW, key)
+                    window[0] = i // WINDOW
+                u = buffer[i % WINDOW]
+            r = round_stochastically(q * down, u, unbounded) * up
+        else:
+            r = round_magnitude(q * down, mode, unbounded) * up
         if not r <= largest:  # also when r is NaN, from Inf - Inf
-            r = infinity if overflows or q == infinity else largest
+            r = infinity if overflows or (has_infinity and q == infinity) else largest
         out[i] = with_sign(r, v)

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mxsim.formats import ELEMENTWISE, FORMATS, ROUNDINGS, SCALE_RULES, choose
-from mxsim.quantize import ElementwiseRounder, Rounder, block_rounder, check_block_size
+from mxsim.layout import as_integer
+from mxsim.quantize import ElementwiseRounder, Rounder, block_rounder
 
 # Blocks always run along the contraction axis of the GEMM.  For a linear map y = x w^T:
 #   fprop  y = x w^T     x, w along in
@@ -25,6 +26,7 @@ LN_SITES = ("ln_gamma", "ln_beta")
 SITES = GEMM_SITES + LN_SITES
 
 SITE_FORMATS = ("exact", *ELEMENTWISE, *FORMATS)
+SITE_ROUNDINGS = tuple(r for r in ROUNDINGS if r != "stochastic")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,12 @@ class SiteFormat:
     def __post_init__(self) -> None:
         choose("format", self.format, SITE_FORMATS)
         choose("scale_rule", self.scale_rule, SCALE_RULES)
-        choose("rounding", self.rounding, ROUNDINGS)
-        object.__setattr__(self, "block_size", check_block_size(self.block_size))
-        if self.format not in FORMATS:
+        choose("rounding", self.rounding, SITE_ROUNDINGS)
+        size = as_integer("block_size", self.block_size, "an integer of at least 1")
+        if size < 1:
+            raise ValueError(f"block_size must be at least 1; got {size}")
+        object.__setattr__(self, "block_size", size)
+        if self.format not in FORMATS or FORMATS[self.format].scale != "e8m0":
             object.__setattr__(self, "scale_rule", "floor")
             object.__setattr__(self, "block_size", 32)
         if self.format == "exact":
@@ -57,7 +62,9 @@ class SiteFormat:
         if self.format == "exact":
             return None
         if self.format in ELEMENTWISE:
-            return ElementwiseRounder(self.format, self.rounding)
+            return ElementwiseRounder(ELEMENTWISE[self.format], self.rounding)
+        if FORMATS[self.format].scale != "e8m0":  # NVFP4: its own block size and scale rule
+            return block_rounder(self.format, rounding=self.rounding)
         return block_rounder(self.format, self.block_size, self.scale_rule, self.rounding)
 
 
@@ -160,7 +167,11 @@ def rounders(scheme: PrecisionScheme, depth: int) -> tuple[BlockRounders, ...]:
 
 # Presets: which sites, in which element format.  Everything not named is exact.
 _GROUPS: Mapping[str, tuple[str, ...]] = {"gemm": GEMM_SITES, "all": SITES, "ln_only": LN_SITES}
-_SHORT = {name.split("_")[-1].removeprefix("mx"): name for name in FORMATS}  # e4m3 -> mxfp8_e4m3
+_SHORT = {  # e4m3 -> mxfp8_e4m3
+    name.split("_")[-1].removeprefix("mx"): name
+    for name in FORMATS
+    if name.startswith("mx") and name != "mxint8_asymmetric"
+}
 
 
 def _uniform(sites: tuple[str, ...], name: str) -> PrecisionScheme:

@@ -1,80 +1,64 @@
-"""The front door to MX arithmetic: ``quantize``, ``fake_quantize``, ``round_to``, ``MXArray``.
+"""The front door to MX arithmetic: ``quantize``, ``fake_quantize``, ``round_to``.
 
-Here arguments are checked and arrays brought into the (outer, n, inner) form of ``kernels.py``;
-what rounds is there.  ``Rounder`` is the prepared form that the training loop calls: the same
-arithmetic without the checks.
+Here arguments are checked and put before the kernels; what rounds is in kernels.py and nvfp4.py.
+``Rounder`` is the prepared form that the training loop calls: the same arithmetic, unchecked.
 """
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from mxsim import kernels
+from mxsim import kernels, nvfp4
 from mxsim.formats import (
     ELEMENTWISE,
-    FORMATS,
+    NONFINITE,
     ROUNDINGS,
-    SCALE_BIAS,
-    SCALE_NAN,
     SCALE_RULES,
     BlockFormat,
     Element,
+    FloatFormat,
     IntFormat,
     choose,
 )
+from mxsim.layout import (
+    SIGNIFICAND_BITS,
+    Blocks,
+    BlockSize,
+    View,
+    as_real,
+    check_block_size,
+    contiguous_view,
+    cut,
+    view_of,
+)
+from mxsim.mxarray import E4M3, MXArray, QuantizationStats, as_format
+from mxsim.philox import WINDOW, Noise
 
 Array = NDArray[Any]
+Random = tuple[Array, Array, Array, Array]
 
-_SIGNIFICAND_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53}
 _INTEGER = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-@dataclass(frozen=True, eq=False)
-class MXArray:
-    """An array in MX form: element codes and one shared scale a block.
+def _random(noise: Noise | Array | None, size: int) -> Random:
+    """The kernels' ``random``: bits given by the caller, or a key and a buffer to draw into."""
+    if isinstance(noise, Noise):
+        return (
+            np.empty(0, np.uint32),
+            noise.key,
+            np.empty(WINDOW, np.uint32),
+            np.full(1, -1, np.int64),
+        )
+    given = np.empty(0, np.uint32) if noise is None else noise.reshape(-1)
+    return given, np.zeros(2, np.uint64), np.empty(0, np.uint32), np.full(1, -1, np.int64)
 
-    codes: uint8, shape of the source, the element's bit pattern in the low bits.
-    scales: uint8 E8M0 bytes (2**(byte - 127), 255 is NaN), the source's shape with ``axis``
-    replaced by ceil(n / block_size).  block_size is at most the length of the axis.
-    """
 
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.uint8]
-    format: BlockFormat
-    axis: int
-    block_size: int
-    scale_rule: str
-    rounding: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    def dequantize(self, dtype: DTypeLike = np.float32) -> Array:
-        """element * scale, exact in float64; shape of ``codes``.
-
-        In float32, a value beyond the largest float32 (possible when amax > 448 * 2**118, say, and
-        the scale was rounded up) becomes Inf, as IEEE 754 conversion has it; every other value is
-        exact.  Elements of a block with scale byte 255 are NaN.
-
-        Raises TypeError for a dtype other than float32 or float64.
-        """
-        kind = np.dtype(dtype)
-        if kind not in _SIGNIFICAND_BITS:
-            raise TypeError(f"dtype must be float32 or float64; got {kind}")
-        exponents = self.scales.astype(np.int64) - SCALE_BIAS
-        scale = np.where(self.scales == SCALE_NAN, np.nan, np.ldexp(1.0, exponents))
-        n = self.codes.shape[self.axis]
-        spread = np.repeat(scale, self.block_size, axis=self.axis)
-        spread = spread.take(np.arange(n), axis=self.axis)
-        with np.errstate(over="ignore"):
-            return np.asarray((self.format.element.values[self.codes] * spread).astype(kind))
+NO_RANDOM = _random(None, 0)
 
 
 @dataclass(frozen=True)
@@ -82,260 +66,320 @@ class Rounder:
     """Quantize-dequantize to one block format, arguments already checked."""
 
     format: BlockFormat
-    block_size: int
+    block_size: BlockSize
     scale_rule: str
     rounding: str
+    nonfinite: str = "propagate"
 
     def __call__(self, x: Array, axis: int, out: Array) -> Array:
-        """Write the dequantized x into ``out`` (may be x itself).
+        """Write the dequantized x into ``out`` (may be x itself), any rounding but stochastic.
 
-        Both are C-contiguous, of one dtype, float32 or float64.
+        Both are C-contiguous, of one shape and dtype, float32 or float64.
         """
-        if x.size == 0:
-            return out
-        nonfinite, _, emax, bump_above, mode, grid, zero = _block_constants(self, x.dtype)
-        outer, n, inner = split_shape(x.shape, axis)
-        block = min(self.block_size, n)  # an int that fits the machine's, however large given
-        if inner == 1:
-            kernels.fake_quantize_last(
-                x.reshape(outer, n),
-                out.reshape(outer, n),
-                block,
-                nonfinite,
-                emax,
-                bump_above,
-                mode,
-                grid,
-                zero,
-            )
-        else:
-            kernels.fake_quantize_rows(
-                x.reshape(outer, n, inner),
-                out.reshape(outer, n, inner),
-                block,
-                nonfinite,
-                emax,
-                bump_above,
-                mode,
-                grid,
-                zero,
-            )
+        if x.size:
+            view = contiguous_view(x.shape, axis, self.block_size)
+            self.run(x.reshape(view.shape), out.reshape(view.shape), view, NO_RANDOM)
         return out
+
+    def run(self, x: Array, out: Array, view: View, random: Random) -> None:
+        """The kernel's part: x, out (outer, n, m) of a View, out may be x."""
+        if self.format.scale == "e4m3":
+            self._run_nvfp4(x, out, view, random)
+            return
+        c = _constants(self, x.dtype)
+        if view.block[0] == 1 and view.shape[0] == 1 and self.rounding != "stochastic":
+            kernels.fake_quantize_last(x[0], out[0], view.block[1], c.scaling, c.style, c.grid)
+        else:
+            kernels.fake_quantize_blocks(x, out, view.block, c.scaling, c.style, c.grid, random)
+
+    def _run_nvfp4(self, x: Array, out: Array, view: View, random: Random) -> None:
+        narrow = np.asarray(x, np.float32)
+        c = _constants(self, narrow.dtype)
+        target = out if out.dtype == np.float32 else np.empty_like(narrow)
+        nvfp4.nvfp4_blocks(
+            narrow,
+            target,
+            _NO_BYTES,
+            _NO_BYTES,
+            view.block,
+            c.scaling[0],
+            nvfp4.tensor_scale(narrow.reshape(-1)),
+            c.style[0],
+            c.grid,
+            c.layout,
+            _grid(E4M3, narrow.dtype),
+            _layout(E4M3),
+            random,
+            np.zeros(8),
+        )
+        if target is not out:
+            out[...] = target
+
+
+_NO_BYTES = np.empty((0, 0, 0), np.uint8)
+_NO_VALUES = np.empty((0, 0, 0), np.float32)
 
 
 @dataclass(frozen=True)
 class ElementwiseRounder:
-    """Round to an elementwise format (bf16, fp16), arguments already checked."""
+    """Round to an elementwise format (bf16, fp16, ...), arguments already checked."""
 
-    name: str
+    format: FloatFormat
     rounding: str
 
-    def __call__(self, x: Array, axis: int, out: Array) -> Array:
+    def __call__(self, x: Array, axis: int, out: Array, random: Random = NO_RANDOM) -> Array:
         """Write the rounded x into ``out`` (may be x); both C-contiguous.  ``axis`` is unused."""
         real = x.dtype.type
         kernels.round_elementwise(
             x.reshape(-1),
             out.reshape(-1),
-            ROUNDINGS.index(self.rounding),
-            self.rounding != "zero",
-            _grid(ELEMENTWISE[self.name], x.dtype),
+            self.rounding != "zero" and self.format.specials == "ieee",
+            self.format.specials == "ieee",
+            (ROUNDINGS.index(self.rounding), real(-0.0), False),
+            _grid(self.format, x.dtype),
             real(np.inf),
+            random,
         )
         return out
 
 
-def split_shape(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """(outer, n, inner): the sizes before, along and after ``axis``."""
-    axis = axis % len(shape)
-    outer = inner = 1
-    for size in shape[:axis]:
-        outer *= size
-    for size in shape[axis + 1 :]:
-        inner *= size
-    return outer, shape[axis], inner
-
-
 def _grid(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
     """What round_magnitude needs to know of an element format, in the array's float type."""
-    real, bits = dtype.type, _SIGNIFICAND_BITS[dtype]
+    real, bits = dtype.type, SIGNIFICAND_BITS[dtype]
+    largest = element.largest
+    if isinstance(element, IntFormat) and not element.symmetric:
+        largest += element.smallest_subnormal  # of the negative side; kernels._cap is the positive
     return (
         real(element.smallest_normal),
-        real(element.largest),
+        real(largest),
         real(2.0 ** (bits - 1 - element.man_bits)),  # adding binade * this leaves man_bits
         real(2.0**-bits),  # half a unit in the last place of that sum
     )
 
 
+def _layout(element: Element) -> tuple[Any, Any, Any, bool]:
+    """What kernels.encode needs to know of an element format."""
+    whole = isinstance(element, IntFormat)
+    return np.int64(element.emin), np.int64(element.man_bits), np.int64(element.bits), whole
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """The kernels' tuples (see kernels.py) for one rounder and float type."""
+
+    scaling: tuple[Any, Any, Any]
+    style: tuple[Any, Any, Any]
+    grid: tuple[Any, Any, Any, Any]
+    layout: tuple[Any, Any, Any, bool]
+
+
 @lru_cache(maxsize=256)
-def _block_constants(rounder: Rounder, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+def _constants(rounder: Rounder, dtype: np.dtype[Any]) -> _Constants:
     element, real = rounder.format.element, dtype.type
-    threshold, inclusive = rounder.format.bump_threshold(rounder.scale_rule)
-    bump_above = np.nextafter(real(threshold), real(0)) if inclusive else real(threshold)
     infinity = np.array(np.inf, dtype).view(_INTEGER[dtype])[()]
-    is_integer = isinstance(element, IntFormat)
-    return (
-        infinity,
-        is_integer,
-        np.int64(element.emax),
-        bump_above,
-        ROUNDINGS.index(rounder.rounding),
-        _grid(element, dtype),
-        real(0.0) if is_integer else real(-0.0),  # x + -0.0 is x; x + 0.0 loses -0: INT8 has none
+    nan_from = infinity + _INTEGER[dtype](rounder.nonfinite == "saturate")
+    bump_above = real(2.0)
+    if rounder.format.scale == "e8m0":
+        threshold, inclusive = rounder.format.bump_threshold(rounder.scale_rule)
+        bump_above = np.nextafter(real(threshold), real(0)) if inclusive else real(threshold)
+    whole = isinstance(element, IntFormat)
+    one_sided = isinstance(element, IntFormat) and not element.symmetric
+    # x + -0.0 is x; x + 0.0 loses the sign of -0, which two's complement does not have.
+    zero = real(0.0) if whole else real(-0.0)
+    return _Constants(
+        scaling=(nan_from, np.int64(element.emax), bump_above),
+        style=(ROUNDINGS.index(rounder.rounding), zero, one_sided),
+        grid=_grid(element, dtype),
+        layout=_layout(element),
     )
 
 
-@lru_cache(maxsize=256)
-def _checked_rounder(fmt: str, block_size: int, scale_rule: str, rounding: str) -> Rounder:
-    return Rounder(FORMATS[fmt], block_size, scale_rule, rounding)
-
-
 def block_rounder(
-    fmt: str, block_size: int = 32, scale_rule: str = "floor", rounding: str = "even"
+    fmt: str | BlockFormat,
+    block_size: BlockSize | None = None,
+    scale_rule: str | None = None,
+    rounding: str = "even",
+    nonfinite: str = "propagate",
 ) -> Rounder:
     """Check the arguments and prepare a Rounder.
 
     Raises ValueError for an unknown name or a block size below 1, TypeError for a wrong type.
     """
-    choose("fmt", fmt, FORMATS)
-    choose("scale_rule", scale_rule, SCALE_RULES)
+    form = as_format(fmt)
     choose("rounding", rounding, ROUNDINGS)
-    return _checked_rounder(fmt, check_block_size(block_size), scale_rule, rounding)
+    choose("nonfinite", nonfinite, NONFINITE)
+    size = form.block_size if block_size is None else check_block_size(block_size)
+    if form.scale == "e8m0":
+        rule = choose("scale_rule", "floor" if scale_rule is None else scale_rule, SCALE_RULES)
+    elif scale_rule is None:
+        rule = form.name
+    else:
+        raise ValueError(
+            f"scale_rule must be None for {form.name}, whose scales have their own rule; "
+            f"got {scale_rule!r}"
+        )
+    return Rounder(form, size, rule, rounding, nonfinite)
 
 
-def check_block_size(block_size: object) -> int:
-    """``block_size`` as an int; TypeError unless an integer, ValueError below 1."""
-    try:
-        if isinstance(block_size, (bool, np.bool_)):
-            raise TypeError
-        size = operator.index(block_size)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(
-            f"block_size must be an integer of at least 1; got {block_size!r}"
-        ) from None
-    if size < 1:
-        raise ValueError(f"block_size must be at least 1; got {size}")
-    return size
+def _check_noise(
+    noise: Noise | ArrayLike | None, rounding: str, shape: tuple[int, ...]
+) -> Noise | Array | None:
+    """``noise`` as Noise or a uint32 array of ``shape``; an error unless it fits ``rounding``."""
+    if rounding != "stochastic":
+        if noise is not None:
+            raise ValueError(f"noise must be None with rounding {rounding!r}; got {noise!r}")
+        return None
+    if noise is None:
+        raise ValueError(
+            "noise must be a Noise or an array of uint32 bits with rounding 'stochastic'"
+        )
+    if isinstance(noise, Noise):
+        return noise
+    bits = np.asarray(noise)
+    if bits.dtype != np.uint32:
+        raise TypeError(f"noise must be a Noise or an array of uint32 bits; got dtype {bits.dtype}")
+    if bits.shape != shape:
+        raise ValueError(f"noise must have the shape of x, {shape}; got {bits.shape}")
+    return np.ascontiguousarray(bits)
 
 
-def _check_axis(axis: object, ndim: int) -> int:
-    try:
-        index = operator.index(axis)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"axis must be an integer; got {axis!r}") from None
-    if not -ndim <= index < ndim:
-        allowed = f"{-ndim} to {ndim - 1}" if ndim else "none: the array has no axes"
-        raise ValueError(f"axis must be in range for shape of {ndim} axes ({allowed}); got {index}")
-    return index % ndim
-
-
-def as_real(x: ArrayLike, argument: str = "x") -> Array:
-    """``x`` as a native float32 or float64 array, without rounding any value.
-
-    float32 and float64 stay; float16, bfloat16 and integers are widened exactly.  Raises TypeError
-    for other dtypes, ValueError for an integer that float64 cannot hold.
-    """
-    a = np.asarray(x)
-    if a.dtype.newbyteorder("=") in _SIGNIFICAND_BITS:
-        return a.astype(a.dtype.newbyteorder("="), copy=False)
-    if a.dtype == np.float16 or a.dtype.name == "bfloat16":
-        return a.astype(np.float32)
-    if a.dtype.kind in "iu":
-        if a.dtype.itemsize < 8:
-            return a.astype(np.float32 if a.dtype.itemsize <= 2 else np.float64)
-        # Two exact halves; their float64 sum is exact if nothing of the low one was lost.
-        high, low = (a >> 32) * 2.0**32, (a & 0xFFFFFFFF).astype(np.float64)
-        wide = high + low
-        lost = low - (wide - high) != 0
-        if lost.any():
-            value = a[lost].flat[0]
-            raise ValueError(
-                f"{argument} must hold integers that float64 can, such as all up to 2**53; "
-                f"got {value}"
-            )
-        return np.asarray(wide)
-    raise TypeError(
-        f"{argument} must be real (float32, float64, float16, bfloat16 or integer); "
-        f"got dtype {a.dtype}"
-    )
-
-
-def _memory_order(x: Array, axis: int) -> tuple[Array, int, tuple[int, ...]]:
-    """x with its axes in memory order, C-contiguous; where ``axis`` went; and the permutation.
-
-    A transposed or Fortran-ordered array is only viewed; any other stride pattern is copied.
-    """
-    order = tuple(sorted(range(x.ndim), key=lambda i: -abs(x.strides[i])))
-    view = x.transpose(order)
-    if not view.flags.c_contiguous:
-        order = tuple(range(x.ndim))
-        view = np.ascontiguousarray(x)
-    return view, order.index(axis), order
+def _check_finite(x: Array, argument: str = "x") -> None:
+    """Raise ValueError naming index and value of the first NaN or Inf."""
+    bad = ~np.isfinite(x)
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"{argument} must be finite with nonfinite='raise'; got {x[index]} at index {index}"
+        )
 
 
 def quantize(
     x: ArrayLike,
-    fmt: str,
-    axis: int = -1,
-    block_size: int = 32,
-    scale_rule: str = "floor",
+    fmt: str | BlockFormat,
+    axis: int | tuple[int, int] = -1,
+    block_size: BlockSize | None = None,
+    scale_rule: str | None = None,
     rounding: str = "even",
+    *,
+    noise: Noise | ArrayLike | None = None,
+    nonfinite: str = "propagate",
 ) -> MXArray:
-    """Quantize to an MX block format (MX v1.0 section 6.3).
+    """Quantize to a block format (MX v1.0 section 6.3, or nvfp4.py's recipe).
 
-    x: real array of any shape and memory layout; blocks of ``block_size`` run along ``axis``, the
-    last one may be shorter.  float64 is rounded once, never through float32.
+    x: real array of any shape and memory layout.  float64 is rounded once, never through float32
+    (but NVFP4 is defined in float32: there x is first rounded to it).
 
-    - scale_rule ``floor`` (MX v1.0, microxcaling), ``rceil`` (NVIDIA MXFP8), ``ceil``, ``even``:
-      see BlockFormat.bump_threshold.  The scale byte is clamped to 0..254.
-    - rounding of elements: ``even`` (ties to even), ``away`` (ties away from zero), ``zero``.
-      Elements beyond the largest saturate.
+    - block_size: an int runs along ``axis``, the last block may be shorter; a pair (rows, columns)
+      along the last two axes, or the pair given as ``axis``; ``"tensor"`` is one block.  Default:
+      the format's own, 32 (NVFP4 16).
+    - scale_rule of E8M0: ``floor`` (default; MX v1.0, microxcaling), ``rceil`` (NVIDIA MXFP8),
+      ``ceil``, ``even``: see BlockFormat.bump_threshold.  The byte is clamped to 0..254.
+    - rounding of elements: ``even`` (ties to even), ``away`` (ties away from zero), ``zero``,
+      ``stochastic``.  Elements beyond the largest saturate.
+    - noise, for ``stochastic``: a Noise(seed, step, tensor), whose bits depend on the element's
+      index in C order alone, or uint32 bits of x's shape.
+    - nonfinite: ``propagate``, a NaN or Inf makes its block NaN (byte 255, codes 0); ``saturate``,
+      Inf becomes the largest element under the largest scale, NaN still propagates; ``raise``.
     - An all-zero block has byte 0 and keeps its zeros' signs (INT8 has no negative zero).
-    - A NaN or Inf makes its block NaN: byte 255, codes 0.
 
-    Returns an MXArray.  Raises ValueError for an unknown name, an axis out of range or a block
-    size below 1; TypeError for a complex, boolean, string or object array.
+    Returns an MXArray.  Raises ValueError for an unknown name, an axis out of range, a block size
+    below 1, missing noise, or with ``raise`` a NaN or Inf; TypeError for a complex, boolean, string
+    or object array.
     """
-    rounder = block_rounder(fmt, block_size, scale_rule, rounding)
+    rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
     source = as_real(x)
-    axis = _check_axis(axis, source.ndim)
-    source = np.ascontiguousarray(source)
-    n = source.shape[axis]
-    block = min(rounder.block_size, max(n, 1))
-    blocks = -(-n // block)
+    blocks = cut(source.shape, axis, rounder.block_size)
+    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    if nonfinite == "raise":
+        _check_finite(source)
+    nv = rounder.format.scale == "e4m3"
+    if nv:
+        source = _to_float32(source)
     codes = np.empty(source.shape, np.uint8)
-    scales = np.empty((*source.shape[:axis], blocks, *source.shape[axis + 1 :]), np.uint8)
+    scales = np.empty(blocks.grid(source.shape), np.uint8)
+    sums = np.zeros(8)
+    s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1))) if nv else None
     if source.size:
-        outer, n, inner = split_shape(source.shape, axis)
-        nonfinite, is_integer, emax, bump_above, mode, grid, _ = _block_constants(
-            rounder, source.dtype
-        )
-        element = rounder.format.element
-        kernels.quantize_codes(
-            source.reshape(outer, n, inner),
-            codes.reshape(outer, n, inner),
-            scales.reshape(outer, blocks, inner),
-            block,
-            nonfinite,
-            emax,
-            np.int64(element.emin),
-            np.int64(element.man_bits),
-            np.int64(element.bits),
-            is_integer,
-            bump_above,
-            mode,
-            grid,
-        )
-    return MXArray(codes, scales, rounder.format, axis, block, scale_rule, rounding)
+        view = view_of(source, blocks, memory_order=False)
+        code_view, scale_view = _target(codes, view), _scale_target(scales, view)
+        c = _constants(rounder, source.dtype)
+        if s_t is not None:
+            nvfp4.nvfp4_blocks(
+                view.of(source),
+                _NO_VALUES,
+                code_view,
+                scale_view,
+                view.block,
+                c.scaling[0],
+                np.float32(s_t),
+                c.style[0],
+                c.grid,
+                c.layout,
+                _grid(E4M3, source.dtype),
+                _layout(E4M3),
+                random,
+                sums,
+            )
+        else:
+            kernels.quantize_blocks(
+                view.of(source),
+                code_view,
+                scale_view,
+                view.block,
+                c.scaling,
+                c.style,
+                c.grid,
+                c.layout,
+                random,
+                sums,
+            )
+        _return(code_view, codes, view)
+        _return(scale_view, scales, view)
+    stats = QuantizationStats.from_sums(source.size, sums)
+    return MXArray(codes, scales, rounder.format, blocks, rounder.scale_rule, rounding, s_t, stats)
+
+
+def _to_float32(x: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(np.float32)
+
+
+def _target(array: Array, view: View) -> Array:
+    """Where the kernel writes: a view of ``array`` if its memory fits, else fresh memory."""
+    return (
+        array.transpose(view.order).reshape(view.shape)
+        if view.fits(array)
+        else np.empty(view.shape, array.dtype)
+    )
+
+
+def _scale_target(scales: Array, view: View) -> Array:
+    outer, n, m = view.shape
+    rows, columns = view.block
+    shape = (outer, -(-n // rows), -(-m // columns))
+    if view.fits(scales) or scales.ndim == 1:
+        return scales.transpose(view.order).reshape(shape)
+    return np.empty(shape, scales.dtype)
+
+
+def _return(written: Array, array: Array, view: View) -> None:
+    """Copy what the kernel wrote into ``array``, unless it is a view of it."""
+    if not np.shares_memory(written, array):
+        moved = array.transpose(view.order)
+        moved[...] = written.reshape(moved.shape)
 
 
 def fake_quantize(
     x: ArrayLike,
-    fmt: str,
-    axis: int = -1,
-    block_size: int = 32,
-    scale_rule: str = "floor",
+    fmt: str | BlockFormat,
+    axis: int | tuple[int, int] = -1,
+    block_size: BlockSize | None = None,
+    scale_rule: str | None = None,
     rounding: str = "even",
     out: Array | None = None,
+    *,
+    noise: Noise | ArrayLike | None = None,
+    nonfinite: str = "propagate",
 ) -> Array:
     """quantize(x, ...).dequantize(dtype) bit for bit, without the codes: the fast path.
 
@@ -344,45 +388,72 @@ def fake_quantize(
     and dtype; may be x itself).
     Raises ValueError if ``out`` has another shape, dtype, or is read-only.
     """
-    rounder = block_rounder(fmt, block_size, scale_rule, rounding)
+    rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
     source = as_real(x)
-    axis = _check_axis(axis, source.ndim)
-    return _apply(rounder, source, axis, out)
+    blocks = cut(source.shape, axis, rounder.block_size)
+    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    if nonfinite == "raise":
+        _check_finite(source)
+    target = _check_out(out, source)
+    if source.size:
+        view = view_of(source, blocks, memory_order=rounding != "stochastic")
+        written = _written(target, source, view)
+        rounder.run(view.of(source), written, view, random)
+        _return(written, target, view)
+    return target
 
 
-def round_to(x: ArrayLike, fmt: str, rounding: str = "even", out: Array | None = None) -> Array:
-    """Round each element to ``bf16`` or ``fp16`` (IEEE 754: overflow to Inf, gradual underflow).
+def round_to(
+    x: ArrayLike,
+    fmt: str | FloatFormat,
+    rounding: str = "even",
+    out: Array | None = None,
+    *,
+    noise: Noise | ArrayLike | None = None,
+) -> Array:
+    """Round each element to a floating-point format: ``bf16``, ``fp16`` or any FloatFormat.
 
-    Returns float64 for float64 input (rounded once), else float32, shape of x.  Rounding toward
-    ``zero`` stops at the largest finite value.  Errors as for ``fake_quantize``.
+    IEEE 754: overflow to Inf, gradual underflow, NaN and the sign of zero kept; but a format
+    without Inf (``specials`` "nan" or "none") saturates.  Rounding toward ``zero`` stops at the
+    largest finite value.  Returns float64 for float64 (rounded once) and for integers of 32 bits
+    and more, else float32, shape of x.  Errors as for ``fake_quantize``; ValueError for a format
+    wider than the array's float type.
     """
-    choose("fmt", fmt, ELEMENTWISE)
+    form = fmt if isinstance(fmt, FloatFormat) else ELEMENTWISE[choose("fmt", fmt, ELEMENTWISE)]
     choose("rounding", rounding, ROUNDINGS)
     source = as_real(x)
-    return _apply(ElementwiseRounder(fmt, rounding), source, 0, out)
+    info = np.finfo(source.dtype)
+    if form.man_bits > info.nmant - 2 or form.emin < info.minexp or form.emax >= info.maxexp:
+        raise ValueError(f"fmt must be narrower than {source.dtype}; got {form}")
+    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    target = _check_out(out, source)
+    if source.size:
+        order = tuple(range(source.ndim))
+        if rounding != "stochastic" and source.ndim:
+            order = view_of(source, Blocks((0,), (1,))).order
+        view = View(order, (1, 1, source.size), (1, 1))
+        written = _written(target, source, view)
+        ElementwiseRounder(form, rounding)(view.of(source), 0, written, random)
+        _return(written, target, view)
+    return target
 
 
-def _apply(
-    rounder: Rounder | ElementwiseRounder, source: Array, axis: int, out: Array | None
-) -> Array:
-    """Run a rounder over an array of any layout."""
+def _check_out(out: Array | None, source: Array) -> Array:
+    """``out``, or a new array laid out as ``source``."""
     if out is None:
-        out = np.empty_like(source)
-    elif not isinstance(out, np.ndarray):
+        return np.empty_like(source)
+    if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy array; got {type(out).__name__}")
-    elif out.shape != source.shape or out.dtype != source.dtype or not out.flags.writeable:
+    if out.shape != source.shape or out.dtype != source.dtype or not out.flags.writeable:
         raise ValueError(
             f"out must be a writable {source.dtype} array of shape {source.shape}; "
             f"got {out.dtype} of shape {out.shape}" + ("" if out.flags.writeable else ", read-only")
         )
-    if source.ndim == 0:
-        rounder(source.reshape(1), 0, out.reshape(1))
-        return out
-    view, axis, order = _memory_order(source, axis)
-    target = out.transpose(order)
-    overlapping = np.may_share_memory(out, source) and out is not source
-    if target.flags.c_contiguous and not overlapping:
-        rounder(view, axis, target)
-    else:
-        target[...] = rounder(view, axis, np.empty_like(view))
     return out
+
+
+def _written(out: Array, source: Array, view: View) -> Array:
+    """Where a kernel may write: in ``out`` if its memory fits and is x's own or apart from it."""
+    if out is not source and np.may_share_memory(out, source):
+        return np.empty(view.shape, out.dtype)
+    return _target(out, view)

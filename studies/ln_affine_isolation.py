@@ -41,7 +41,7 @@ ARMS = ("exact", "gemm_e4m3", "ln_only_e4m3", "all_e4m3")
 QUANTIZED = ARMS[1:]
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-TABLE_WIDTH = 136  # columns that the widest table needs
+TABLE_WIDTH = 144  # columns that the widest table needs
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,11 @@ def share(count: int, n: int) -> Estimate:
     return Estimate(count / n, float(interval.low), float(interval.high), n)
 
 
+def mcnemar(one: int, other: int) -> float:
+    """Two-sided exact p-value that discordant pairs fall either way alike; 1 without any."""
+    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
+
+
 # What is read off a run's probe series, (probes,) -> scalar.  A run that became non-finite has
 # fewer probes; those it has are used.
 STATISTICS: Mapping[str, Callable[[Array], Any]] = {
@@ -210,6 +215,7 @@ class OutcomeRow:
     shared: int  # this arm and the exact one fail: not due to precision
     precision: int  # this arm fails, the exact one does not
     reverse: int  # the exact arm fails, this one does not
+    p_value: float  # exact McNemar test of the last two counts, two-sided
     spikes: int
     recovered: int
     eval_ratio: Estimate  # held-out loss over the exact arm's, pairs where neither failed
@@ -260,6 +266,9 @@ def summarize(results: Results) -> tuple[list[ZetaRow], list[OutcomeRow]]:
                     int((failed & exact_failed).sum()),
                     int((failed & ~exact_failed).sum()),
                     int((~failed & exact_failed).sum()),
+                    mcnemar(
+                        int((failed & ~exact_failed).sum()), int((~failed & exact_failed).sum())
+                    ),
                     len(spikes),
                     sum(spike["length"] is not None for spike in spikes),
                     median_over_seeds(ratio) if both.any() else Estimate(np.nan, np.nan, np.nan, 0),
@@ -318,7 +327,7 @@ def print_tables(results: Results, console: Console) -> None:
         "pairs by seed with the exact arm",
         title_justify="left",
     )
-    for name in ("lr", "arm", "failed", "both/own/exact", "NaN", "spikes (back)"):
+    for name in ("lr", "arm", "failed", "both/own/exact", "p", "NaN", "spikes (back)"):
         table.add_column(name, no_wrap=True)
     table.add_column("held-out / exact", no_wrap=True)
     table.add_column("saturated", no_wrap=True)
@@ -328,6 +337,7 @@ def print_tables(results: Results, console: Console) -> None:
             o.arm,
             str(o.failed),
             f"{o.shared}/{o.precision}/{o.reverse}",
+            f"{o.p_value:.2f}",
             str(o.nonfinite),
             f"{o.spikes} ({o.recovered})",
             f"{o.eval_ratio} n={o.eval_ratio.n}",
@@ -337,9 +347,9 @@ def print_tables(results: Results, console: Console) -> None:
     console.print(table)
     console.print(
         "failed: diverged or non-finite. both/own/exact: pairs in which both arms fail (not due to "
-        "precision), only this arm (precision-induced), only the exact arm. NaN: runs that became "
-        "non-finite. Spikes: number (recovered). Held-out loss on "
-        f"{design.base.eval_samples} samples, pairs in which neither failed. Saturated: the "
+        "precision), only this arm (precision-induced), only the exact arm; p: exact McNemar "
+        "test of the last two. NaN: runs that became non-finite. Spikes: number (recovered). "
+        f"Held-out loss on {design.base.eval_samples} samples, pairs in which neither failed. Saturated: the "
         "highest share of gammas over probes (in the exact and GEMM arms: what would saturate)."
     )
 

@@ -78,6 +78,9 @@ def test_intervals() -> None:
     assert (wilson.value, wilson.n) == (0.125, 8)
     assert wilson.low == pytest.approx(0.02242, abs=1e-4)
     assert wilson.high == pytest.approx(0.47092, abs=1e-4)
+    assert study.mcnemar(0, 0) == 1.0
+    assert study.mcnemar(5, 0) == pytest.approx(2 * 0.5**5)
+    assert study.mcnemar(1, 3) == pytest.approx(2 * (1 + 4) / 16)
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(40):

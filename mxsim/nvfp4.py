@@ -1,0 +1,187 @@
+"""NVFP4's two-level scaling: E2M1 elements, an E4M3 scale a block, a float32 scale a tensor.
+
+Every operation is in float32, in this order:
+
+    s_t     = amax(tensor) / (6 * 448)              1 for an all-zero tensor
+    s_b     = E4M3, ties to even, of amax(block) / (6 * s_t)
+    element = E2M1 of x / (s_b * s_t)
+    value   = element * (s_b * s_t)
+
+Decisions where the recipe is silent: amax(tensor) is over the finite elements; an s_t that
+underflows is 2**-149; a block whose s_b rounds to zero has zero elements, signs kept; a block with
+a NaN (or an Inf that counts as one) has the E4M3 code of NaN; otherwise Inf saturates and its block
+gets the largest s_b.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mxsim.bits import from_bits, magnitude_bits, power_of_two, with_sign
+from mxsim.jit import kernel
+from mxsim.kernels import (
+    EVEN,
+    STOCHASTIC,
+    encode,
+    raise_maxima,
+    round_magnitude,
+    round_stochastically,
+    tile_width,
+)
+from mxsim.philox import WINDOW, fill_window
+
+E4M3_NAN = 0x7F
+
+
+@kernel
+def finite_maximum(x: Any, infinity: Any) -> Any:
+    """Largest magnitude among the finite elements of x (n,); 0 if there are none."""
+    bits = magnitude_bits(infinity - infinity) * 0
+    top = magnitude_bits(infinity)
+    for i in range(x.size):
+        b = magnitude_bits(x[i])
+        b = b if b < top else bits
+        bits = b if b > bits else bits
+    return from_bits(np.int32(bits), infinity)
+
+
+def tensor_scale(x: Any) -> np.float32:
+    """s_t of a float32 array (n,)."""
+    amax = finite_maximum(x, np.float32(np.inf))
+    if amax == 0:
+        return np.float32(1)
+    smallest = np.float32(2.0**-149)
+    return np.float32(max(np.float32(amax) / np.float32(6 * 448), smallest))
+
+
+@kernel
+def _column_scales(
+    bits: Any, columns: Any, nan_from: Any, s_t: Any, scale_grid: Any, s_b: Any, scale: Any
+) -> None:
+    """From column maxima to s_b and s_b * s_t of every column; NaN where the block is NaN."""
+    six = power_of_two(np.int64(2), s_t) + power_of_two(np.int64(1), s_t)
+    zero = s_t - s_t
+    for start in range(0, bits.size, columns):
+        group = bits[start : min(start + columns, bits.size)]
+        largest = group[0]
+        for j in range(1, group.size):
+            largest = group[j] if group[j] > largest else largest
+        wanted = from_bits(largest, s_t) / (six * s_t)
+        block = zero / zero if largest >= nan_from else round_magnitude(wanted, EVEN, scale_grid)
+        s_b[start : start + group.size] = block
+        scale[start : start + group.size] = block * s_t
+
+
+@kernel
+def _round_row(
+    row: Any, out: Any, start: Any, scale: Any, mode: Any, grid: Any, random: Any
+) -> None:
+    """Elements of a row in element units, signed; NaN where the scale is, 0 where it is 0."""
+    given, key, buffer, window = random
+    for j in range(row.size):
+        q = abs(row[j]) / scale[j]
+        q = q if scale[j] > 0 else scale[j]  # 0 for a zero scale, NaN for a NaN one
+        if q != q:
+            out[j] = q
+            continue
+        if mode == STOCHASTIC:
+            flat = start + j
+            if given.size:
+                u = given[flat]
+            else:
+                if window[0] != flat // WINDOW:
+                    fill_window(buffer, flat // WINDOW, key)
+                    window[0] = flat // WINDOW
+                u = buffer[flat % WINDOW]
+            r = round_stochastically(q, u, grid)
+        else:
+            r = round_magnitude(q, mode, grid)
+        out[j] = with_sign(r, row[j])
+
+
+@kernel
+def nvfp4_blocks(
+    x: Any,
+    out: Any,
+    codes: Any,
+    scales: Any,
+    shape: Any,
+    nan_from: Any,
+    s_t: Any,
+    mode: Any,
+    grid: Any,
+    layout: Any,
+    scale_grid: Any,
+    scale_layout: Any,
+    random: Any,
+    sums: Any,
+) -> None:
+    """x (outer, n, m) float32, in blocks of ``shape`` (rows, columns).
+
+    Writes the dequantized values into ``out`` (may be x) if it is not empty, else codes
+    (outer, n, m), scale codes (outer, row blocks, column blocks) and statistics.
+    """
+    rows, columns = shape
+    outer, n, m = x.shape
+    width = tile_width(m, columns)
+    bits = np.empty(width, type(nan_from))
+    s_b, scale, rounded = (
+        np.empty(width, x.dtype),
+        np.empty(width, x.dtype),
+        np.empty(width, x.dtype),
+    )
+    hit = np.empty(width, np.bool_)
+    for o in range(outer):
+        for top in range(0, n, rows):
+            bottom = min(top + rows, n)
+            for left in range(0, m, width):
+                right = min(left + width, m)
+                k = right - left
+                bits[:k] = 0
+                hit[:k] = False
+                for i in range(top, bottom):
+                    raise_maxima(x[o, i, left:right], bits[:k])
+                _column_scales(bits[:k], columns, nan_from, s_t, scale_grid, s_b, scale)
+                for i in range(top, bottom):
+                    row = x[o, i, left:right]
+                    flat = (o * n + i) * m + left
+                    _round_row(row, rounded, flat, scale, mode, grid, random)
+                    if out.size:
+                        for j in range(k):
+                            out[o, i, left + j] = rounded[j] * scale[j]
+                        continue
+                    for j in range(k):
+                        r = rounded[j]
+                        negative = with_sign(grid[1], row[j]) < 0
+                        codes[o, i, left + j] = (
+                            0 if r != r else encode(abs(r), negative, layout, grid)
+                        )
+                    _add_statistics(row, rounded, scale, grid, hit, sums)
+                if out.size:
+                    continue
+                for j in range(0, k, columns):
+                    nan = s_b[j] != s_b[j]
+                    scales[o, top // rows, (left + j) // columns] = (
+                        E4M3_NAN if nan else encode(s_b[j], False, scale_layout, scale_grid)
+                    )
+                    sums[0] += 1.0
+                    sums[1] += 1.0 if hit[j : min(j + columns, k)].any() else 0.0
+
+
+@kernel
+def _add_statistics(row: Any, rounded: Any, scale: Any, grid: Any, hit: Any, sums: Any) -> None:
+    """As kernels._add_statistics."""
+    for j in range(row.size):
+        if rounded[j] != rounded[j] or row[j] - row[j] != 0:
+            sums[7] += 1.0
+            continue
+        if abs(row[j]) > grid[1] * scale[j]:
+            sums[2] += 1.0
+            hit[j] = True
+        sums[3] += 1.0 if rounded[j] == 0 and row[j] != 0 else 0.0
+        x, y = np.float64(row[j]), np.float64(rounded[j] * scale[j])
+        sums[4] += x * x
+        sums[5] += x * y
+        sums[6] += (y - x) * (y - x)

@@ -1,0 +1,115 @@
+"""Random bits for stochastic rounding: Philox4x32, a counter-based generator.
+
+The 32 bits of element i are a pure function of (key, i): no state, so any number of threads, any
+order and a resumed run give the same values.  The key comes from (seed, step, tensor) through
+numpy's SeedSequence.  Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+1, 2, 3" (SC 2011); ten rounds, their default.
+
+Element i lies in window w = i // 1024 at j = i % 1024 and takes word j // 256 of counter
+256 w + j % 256: in this order 256 counters fill a window, and the loop over them vectorizes.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxsim.jit import inlined, kernel
+
+WINDOW = 1024  # elements filled at once
+_LANES = np.uint64(WINDOW // 4)
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Names a stream of random bits: one for each (seed, step, tensor), all independent.
+
+    Raises TypeError unless all three are integers, ValueError if one is negative.
+    """
+
+    seed: int
+    step: int = 0
+    tensor: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "step", "tensor"):
+            value = getattr(self, name)
+            try:
+                number = operator.index(value)
+            except TypeError:
+                raise TypeError(f"{name} must be an integer of at least 0; got {value!r}") from None
+            if number < 0:
+                raise ValueError(f"{name} must be at least 0; got {number}")
+            object.__setattr__(self, name, number)
+
+    @property
+    def key(self) -> NDArray[np.uint64]:
+        """(2,), the two 32-bit key words."""
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(self.step, self.tensor))
+        return sequence.generate_state(2, np.uint32).astype(np.uint64)
+
+    def bits(self, size: int, start: int = 0) -> NDArray[np.uint32]:
+        """The bits of elements start .. start + size - 1, (size,)."""
+        first = start // WINDOW
+        windows = -(-(start + size) // WINDOW) - first
+        filled = np.empty((windows, WINDOW), np.uint32)
+        for w in range(windows):
+            fill_window(filled[w], first + w, self.key)
+        return filled.reshape(-1)[start - first * WINDOW :][:size].copy()
+
+
+@inlined
+def _round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    p0, p1 = _M0 * c0, _M1 * c2
+    return (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+
+
+@inlined
+def _two_rounds(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+    k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+    return c0, c1, c2, c3, (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+
+
+@inlined
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    """Ten rounds on a 4 x 32-bit counter with a 2 x 32-bit key; every word is held in a uint64."""
+    # Spelled out and inlined: the loop over counters vectorizes only if its body has no call.
+    c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
+    c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
+    c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
+    c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
+    c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
+    return c0, c1, c2, c3
+
+
+@kernel
+def fill_window(out: Any, window: Any, key: Any) -> None:
+    """out (1024,) uint32: the bits of the elements of ``window``."""
+    quarter = out.size // 4
+    w0, w1, w2, w3 = (
+        out[:quarter],
+        out[quarter : 2 * quarter],
+        out[2 * quarter : -quarter],
+        out[-quarter:],
+    )
+    first = np.uint64(window) * _LANES
+    zero = np.uint64(0)
+    k0, k1 = key[0], key[1]
+    for lane in range(quarter):
+        counter = first + np.uint64(lane)
+        a, b, c, d = philox4x32(counter & _LOW, counter >> _32, zero, zero, k0, k1)
+        w0[lane] = a
+        w1[lane] = b
+        w2[lane] = c
+        w3[lane] = d
