@@ -349,8 +349,9 @@ def print_tables(results: Results, console: Console) -> None:
         "failed: diverged or non-finite. both/own/exact: pairs in which both arms fail (not due to "
         "precision), only this arm (precision-induced), only the exact arm; p: exact McNemar "
         "test of the last two. NaN: runs that became non-finite. Spikes: number (recovered). "
-        f"Held-out loss on {design.base.eval_samples} samples, pairs in which neither failed. Saturated: the "
-        "highest share of gammas over probes (in the exact and GEMM arms: what would saturate)."
+        f"Held-out loss on {design.base.eval_samples} samples, pairs in which neither failed. "
+        "Saturated: the highest share of gammas over probes (in the exact and GEMM arms: what "
+        "would saturate)."
     )
 
 
