@@ -4,7 +4,7 @@ TIER ?= laptop
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: study figure test check format lower-bounds clean distclean
+.PHONY: study figure test check exhaustive format lower-bounds clean distclean
 
 study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
 	$(RUN) -m studies.ln_affine_isolation --tier $(TIER)
@@ -19,6 +19,9 @@ check: .venv/installed-test       ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+exhaustive: .venv/installed-test  ## every float32 through every format and scale rule: 20 minutes on two cores
+	$(RUN) -m tests.exhaustive
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ from mxsim.outcome import DivergenceRule
 from mxsim.philox import Noise
 from mxsim.precision import PRESETS, PrecisionScheme, SiteFormat, scheme
 from mxsim.proxy import loss_and_grads
-from mxsim.quantize import fake_quantize, quantize, round_to
+from mxsim.quantize import check_subnormals, fake_quantize, quantize, round_to
 from mxsim.train import Run, train
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "QuantizationStats",
     "Run",
     "SiteFormat",
+    "check_subnormals",
     "fake_quantize",
     "gradient_bias",
     "held_out",
@@ -41,3 +42,5 @@ __all__ = [
     "scheme",
     "train",
 ]
+
+check_subnormals()

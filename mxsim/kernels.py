@@ -18,7 +18,7 @@ Arguments that always travel together are tuples, built in quantize.py:
     scaling = (nan_from, emax, bump_above)              bits of the first NaN-making maximum, ...
     grid = (smallest_normal, largest, magic_factor, half_ulp)                   element format
     style = (mode, zero, one_sided)                     rounding; -0.0, or 0.0 where -0 is lost; ...
-    random = (given, key, buffer, window)               bits for stochastic rounding
+    random                                              bits, see philox.random_run
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from mxsim.bits import (
     with_sign,
 )
 from mxsim.jit import kernel
-from mxsim.philox import WINDOW, fill_window
+from mxsim.philox import random_run
 
 EVEN, AWAY, ZERO, STOCHASTIC = 0, 1, 2, 3  # element rounding, in the order of formats.ROUNDINGS
 
-TILE = 1024  # columns handled at once when walking rows: the block of rows stays in cache
+GROUP = 16  # blocks handled at once along the last axis
+TILE = 4096  # columns handled at once when walking rows: 32 rows of them fit the L2 cache
 
 
 # ---------------------------------------------------------------- one element
@@ -143,11 +144,26 @@ def block_scale(bits: Any, scaling: Any, like: Any) -> Any:
 
 
 @kernel
-def raise_maxima(row: Any, bits: Any) -> None:
-    """bits[j] = max(bits[j], |row[j]|) on bit patterns."""
-    for j in range(row.size):
-        b = magnitude_bits(row[j])
-        bits[j] = b if b > bits[j] else bits[j]
+def column_maxima(x: Any, left: Any, right: Any, bits: Any) -> None:
+    """x (rows, m) -> bits (right - left,): the largest bit pattern of |x| down each column."""
+    bits[:] = 0
+    rows = x.shape[0]
+    whole = rows - rows % 4
+    for i in range(0, whole, 4):  # four rows a pass: a quarter of the traffic to bits
+        a, b = x[i, left:right], x[i + 1, left:right]
+        c, d = x[i + 2, left:right], x[i + 3, left:right]
+        for j in range(bits.size):
+            p, q = magnitude_bits(a[j]), magnitude_bits(b[j])
+            r, s = magnitude_bits(c[j]), magnitude_bits(d[j])
+            p = p if p > q else q
+            r = r if r > s else s
+            p = p if p > r else r
+            bits[j] = p if p > bits[j] else bits[j]
+    for i in range(whole, rows):
+        a = x[i, left:right]
+        for j in range(bits.size):
+            p = magnitude_bits(a[j])
+            bits[j] = p if p > bits[j] else bits[j]
 
 
 @kernel
@@ -155,15 +171,20 @@ def column_scales(
     bits: Any, columns: Any, scaling: Any, like: Any, exponents: Any, inverse: Any, scale: Any
 ) -> None:
     """From column maxima to the exponent and factors of every column; blocks span ``columns``."""
-    if columns > 1:
-        for start in range(0, bits.size, columns):
-            group = bits[start : min(start + columns, bits.size)]
-            largest = group[0]
-            for j in range(1, group.size):
-                largest = group[j] if group[j] > largest else largest
-            group[:] = largest
-    for j in range(bits.size):
-        exponents[j], inverse[j], scale[j] = block_scale(bits[j], scaling, like)
+    if columns == 1:
+        for j in range(bits.size):
+            exponents[j], inverse[j], scale[j] = block_scale(bits[j], scaling, like)
+        return
+    for start in range(0, bits.size, columns):
+        stop = min(start + columns, bits.size)
+        group = bits[start:stop]
+        largest = group[0]
+        for j in range(1, group.size):
+            largest = group[j] if group[j] > largest else largest
+        e, down, up = block_scale(largest, scaling, like)
+        exponents[start:stop] = e
+        inverse[start:stop] = down
+        scale[start:stop] = up
 
 
 # ---------------------------------------------------------------- rows
@@ -200,22 +221,12 @@ def _round_row_stochastically(
 ) -> None:
     """As _round_row, element j with the random bits of index start + j."""
     _, zero, one_sided = style
-    given, key, buffer, window = random
     done = 0
     while done < row.size:
-        flat = start + done
-        if given.size:
-            stop = row.size
-            u = given[flat : start + stop]
-        else:
-            w, offset = flat // WINDOW, flat % WINDOW
-            if window[0] != w:
-                fill_window(buffer, w, key)
-                window[0] = w
-            stop = min(row.size, done + WINDOW - offset)
-            u = buffer[offset : offset + stop - done]
+        u = random_run(random, start + done, row.size - done)
+        stop = done + u.size
         x, y, down, up = row[done:stop], out[done:stop], inverse[done:stop], scale[done:stop]
-        for j in range(x.size):
+        for j in range(u.size):
             r = round_stochastically(abs(x[j]) * down[j], u[j], grid)
             y[j] = with_sign(_cap(r, x[j], one_sided, grid), x[j]) * up[j] + zero
         done = stop
@@ -226,29 +237,71 @@ def _round_row_stochastically(
 
 @kernel
 def fake_quantize_last(x: Any, out: Any, block: Any, scaling: Any, style: Any, grid: Any) -> None:
-    """x, out (rows, n): blocks along the last axis, one scale in a register.  out may be x.
+    """x, out (rows, n): blocks along the last axis.  out may be x.
 
-    The fast path of the commonest layout; same bits as fake_quantize_blocks.
+    The fast path of the commonest layout; same bits as fake_quantize_blocks.  Works on GROUP blocks
+    at once: their maxima, then their scales (vectorized over blocks), then their elements.
     """
-    mode, zero, one_sided = style
     rows, n = x.shape
+    bits = np.empty(GROUP, type(scaling[0]))
+    inverse, scale = np.empty(GROUP, x.dtype), np.empty(GROUP, x.dtype)
     for i in range(rows):
-        for start in range(0, n, block):
-            stop = min(start + block, n)
-            run, target = x[i, start:stop], out[i, start:stop]
-            bits = magnitude_bits(run[0])
-            for j in range(1, run.size):
-                b = magnitude_bits(run[j])
-                bits = b if b > bits else bits
-            _, inverse, scale = block_scale(bits, scaling, run[0])
-            if mode == EVEN and not one_sided:
-                for j in range(run.size):
-                    r = round_magnitude(abs(run[j]) * inverse, EVEN, grid)
-                    target[j] = with_sign(r, run[j]) * scale + zero
+        for left in range(0, n, GROUP * block):
+            right = min(left + GROUP * block, n)
+            run, target = x[i, left:right], out[i, left:right]
+            blocks = -(-run.size // block)
+            if block == 32:  # a constant length is unrolled
+                _block_maxima(run, 32, bits[:blocks])
             else:
-                for j in range(run.size):
-                    r = round_magnitude(abs(run[j]) * inverse, mode, grid)
-                    target[j] = with_sign(_cap(r, run[j], one_sided, grid), run[j]) * scale + zero
+                _block_maxima(run, block, bits[:blocks])
+            like = run[0]
+            for k in range(blocks):
+                _, inverse[k], scale[k] = block_scale(bits[k], scaling, like)
+            if block == 32:
+                _round_blocks(run, target, 32, inverse, scale, style, grid)
+            else:
+                _round_blocks(run, target, block, inverse, scale, style, grid)
+
+
+@kernel
+def _block_maxima(run: Any, block: Any, bits: Any) -> None:
+    """Largest bit pattern in each of a run's consecutive blocks, the last maybe shorter."""
+    whole = run.size // block
+    for k in range(whole):
+        values = run[k * block : k * block + block]
+        largest = magnitude_bits(values[0])
+        for j in range(block):
+            b = magnitude_bits(values[j])
+            largest = b if b > largest else largest
+        bits[k] = largest
+    if whole < bits.size:
+        bits[whole] = 0
+        for j in range(whole * block, run.size):
+            b = magnitude_bits(run[j])
+            bits[whole] = b if b > bits[whole] else bits[whole]
+
+
+@kernel
+def _round_blocks(
+    run: Any, out: Any, block: Any, inverse: Any, scale: Any, style: Any, grid: Any
+) -> None:
+    """Quantize-dequantize consecutive blocks of a run, the last maybe shorter."""
+    mode, zero, one_sided = style
+    whole = run.size // block
+    for k in range(whole):
+        values, target = run[k * block : k * block + block], out[k * block : k * block + block]
+        down, up = inverse[k], scale[k]
+        if mode == EVEN and not one_sided:  # kept apart: vectorizes without the corrections
+            for j in range(block):
+                r = round_magnitude(abs(values[j]) * down, EVEN, grid)
+                target[j] = with_sign(r, values[j]) * up + zero
+        else:
+            for j in range(block):
+                r = round_magnitude(abs(values[j]) * down, mode, grid)
+                target[j] = with_sign(_cap(r, values[j], one_sided, grid), values[j]) * up + zero
+    for j in range(whole * block, run.size):
+        r = round_magnitude(abs(run[j]) * inverse[whole], mode, grid)
+        out[j] = with_sign(_cap(r, run[j], one_sided, grid), run[j]) * scale[whole] + zero
 
 
 @kernel
@@ -268,9 +321,7 @@ def fake_quantize_blocks(
             for left in range(0, m, width):
                 right = min(left + width, m)
                 k = right - left
-                bits[:k] = 0
-                for i in range(top, bottom):
-                    raise_maxima(x[o, i, left:right], bits[:k])
+                column_maxima(x[o, top:bottom], left, right, bits[:k])
                 like = x[o, top, left]
                 column_scales(
                     bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
@@ -326,9 +377,7 @@ def quantize_blocks(
             for left in range(0, m, width):
                 right = min(left + width, m)
                 k = right - left
-                bits[:k] = 0
-                for i in range(top, bottom):
-                    raise_maxima(x[o, i, left:right], bits[:k])
+                column_maxima(x[o, top:bottom], left, right, bits[:k])
                 like = x[o, top, left]
                 column_scales(
                     bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
@@ -416,7 +465,6 @@ def round_elementwise(
     """
     smallest_normal, largest, magic_factor, half_ulp = grid
     unbounded = (smallest_normal, infinity, magic_factor, half_ulp)
-    given, key, buffer, window = random
     mode = style[0]
     one = power_of_two(np.int64(0), largest)
     large = power_of_two(np.int64(64), largest)
@@ -430,13 +478,7 @@ def round_elementwise(
         down = small if q >= large else one
         up = large if q >= large else one
         if mode == STOCHASTIC:
-            if given.size:
-                u = given[i]
-            else:
-                if window[0] != i // WINDOW:
-                    fill_window(buffer, i // WINDOW, key)
-                    window[0] = i // WINDOW
-                u = buffer[i % WINDOW]
+            u = random_run(random, i, 1)[0]
             r = round_stochastically(q * down, u, unbounded) * up
         else:
             r = round_magnitude(q * down, mode, unbounded) * up

@@ -24,13 +24,13 @@ from mxsim.jit import kernel
 from mxsim.kernels import (
     EVEN,
     STOCHASTIC,
+    column_maxima,
     encode,
-    raise_maxima,
     round_magnitude,
     round_stochastically,
     tile_width,
 )
-from mxsim.philox import WINDOW, fill_window
+from mxsim.philox import random_run
 
 E4M3_NAN = 0x7F
 
@@ -75,30 +75,37 @@ def _column_scales(
 
 
 @kernel
+def _quotient(x: Any, scale: Any) -> Any:
+    """|x| / scale; 0 under a zero scale, NaN under a NaN one."""
+    return abs(x) / scale if scale > 0 else scale
+
+
+@kernel
 def _round_row(
     row: Any, out: Any, start: Any, scale: Any, mode: Any, grid: Any, random: Any
 ) -> None:
     """Elements of a row in element units, signed; NaN where the scale is, 0 where it is 0."""
-    given, key, buffer, window = random
-    for j in range(row.size):
-        q = abs(row[j]) / scale[j]
-        q = q if scale[j] > 0 else scale[j]  # 0 for a zero scale, NaN for a NaN one
-        if q != q:
-            out[j] = q
-            continue
-        if mode == STOCHASTIC:
-            flat = start + j
-            if given.size:
-                u = given[flat]
-            else:
-                if window[0] != flat // WINDOW:
-                    fill_window(buffer, flat // WINDOW, key)
-                    window[0] = flat // WINDOW
-                u = buffer[flat % WINDOW]
-            r = round_stochastically(q, u, grid)
-        else:
+    if mode == EVEN:  # kept apart: vectorizes
+        for j in range(row.size):
+            q = _quotient(row[j], scale[j])
+            r = round_magnitude(q, EVEN, grid)
+            out[j] = with_sign(r, row[j]) if q == q else q
+    elif mode != STOCHASTIC:
+        for j in range(row.size):
+            q = _quotient(row[j], scale[j])
             r = round_magnitude(q, mode, grid)
-        out[j] = with_sign(r, row[j])
+            out[j] = with_sign(r, row[j]) if q == q else q
+    else:
+        done = 0
+        while done < row.size:
+            u = random_run(random, start + done, row.size - done)
+            stop = done + u.size
+            x, y, s = row[done:stop], out[done:stop], scale[done:stop]
+            for j in range(u.size):
+                q = _quotient(x[j], s[j])
+                r = round_stochastically(q, u[j], grid)
+                y[j] = with_sign(r, x[j]) if q == q else q
+            done = stop
 
 
 @kernel
@@ -139,18 +146,17 @@ def nvfp4_blocks(
             for left in range(0, m, width):
                 right = min(left + width, m)
                 k = right - left
-                bits[:k] = 0
                 hit[:k] = False
-                for i in range(top, bottom):
-                    raise_maxima(x[o, i, left:right], bits[:k])
+                column_maxima(x[o, top:bottom], left, right, bits[:k])
                 _column_scales(bits[:k], columns, nan_from, s_t, scale_grid, s_b, scale)
                 for i in range(top, bottom):
                     row = x[o, i, left:right]
                     flat = (o * n + i) * m + left
                     _round_row(row, rounded, flat, scale, mode, grid, random)
                     if out.size:
+                        target = out[o, i, left:right]
                         for j in range(k):
-                            out[o, i, left + j] = rounded[j] * scale[j]
+                            target[j] = rounded[j] * scale[j]
                         continue
                     for j in range(k):
                         r = rounded[j]

@@ -69,21 +69,23 @@ class Noise:
 
 @inlined
 def _round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    p0, p1 = _M0 * c0, _M1 * c2
-    return (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+    # Only the low halves of the words count: masks stand where the processor's 32-bit multiplier
+    # applies them for nothing, so upper halves are left as they fall.
+    p0, p1 = _M0 * (c0 & _LOW), _M1 * (c2 & _LOW)
+    return (p1 >> _32) ^ c1 ^ k0, p1, (p0 >> _32) ^ c3 ^ k1, p0
 
 
 @inlined
 def _two_rounds(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
-    k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    k0, k1 = k0 + _W0, k1 + _W1
     c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
-    return c0, c1, c2, c3, (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return c0, c1, c2, c3, k0 + _W0, k1 + _W1
 
 
 @inlined
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    """Ten rounds on a 4 x 32-bit counter with a 2 x 32-bit key; every word is held in a uint64."""
+    """Ten rounds on a 4 x 32-bit counter with a 2 x 32-bit key; words are low halves of uint64."""
     # Spelled out and inlined: the loop over counters vectorizes only if its body has no call.
     c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
     c0, c1, c2, c3, k0, k1 = _two_rounds(c0, c1, c2, c3, k0, k1)
@@ -113,3 +115,20 @@ def fill_window(out: Any, window: Any, key: Any) -> None:
         w1[lane] = b
         w2[lane] = c
         w3[lane] = d
+
+
+@kernel
+def random_run(random: Any, start: Any, size: Any) -> Any:
+    """Bits of the elements from ``start`` on: at least one, at most ``size`` of them, (n,) uint32.
+
+    random: (given, key, buffer, window).  ``given`` are bits of the caller's, (elements,); if
+    empty, a window is drawn into ``buffer`` (1024,), whose number ``window`` (1,) remembers.
+    """
+    given, key, buffer, window = random
+    if given.size:
+        return given[start : start + size]
+    w, offset = start // WINDOW, start % WINDOW
+    if window[0] != w:
+        fill_window(buffer, w, key)
+        window[0] = w
+    return buffer[offset : min(offset + size, WINDOW)]

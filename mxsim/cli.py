@@ -1,0 +1,224 @@
+"""The command line: ``mxsim quantize``, ``mxsim report``, ``mxsim formats``.
+
+Arguments and printing only.  The one module that imports tyro.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from mxsim.formats import FORMATS, FloatFormat, choose
+from mxsim.mxarray import QuantizationStats
+from mxsim.philox import Noise
+from mxsim.quantize import quantize
+from mxsim.report import GAINS, draw_quantization, format_card, load_arrays, tensor_report
+
+FormatName = Literal[
+    "mxfp8_e4m3",
+    "mxfp8_e5m2",
+    "mxfp6_e3m2",
+    "mxfp6_e2m3",
+    "mxfp4_e2m1",
+    "mxint8",
+    "mxint8_asymmetric",
+    "nvfp4",
+]
+Rule = Literal["floor", "rceil", "ceil", "even"]
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Quantize an array: statistics, a picture, codes and scales."""
+
+    file: tyro.conf.Positional[Path]
+    """A .npy file with a real array."""
+    format: FormatName = "mxfp8_e4m3"
+    """Block format (see: mxsim formats)."""
+    axis: int = -1
+    """The axis that blocks run along."""
+    rule: Rule | None = None
+    """Scale rule; default floor (NVFP4 has its own)."""
+    rounding: Literal["even", "away", "zero", "stochastic"] = "even"
+    """Rounding of elements."""
+    block_size: int | None = None
+    """Elements a block; default the format's."""
+    seed: int = 0
+    """Seed of stochastic rounding."""
+    out: Path = Path()
+    """The folder that NAME.FORMAT.npz (codes and scales) and NAME.FORMAT.png go to."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a format does to a model's tensors; norm gains on the clamp cliff stand out."""
+
+    model: tyro.conf.Positional[Path]
+    """A .npz, .npy or .safetensors file."""
+    format: FormatName = "mxfp8_e4m3"
+    """Block format; blocks run along the last axis."""
+    gains: str = GAINS
+    """Regular expression: vectors whose names match are norm-layer gains (biases never are)."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """One card a format, with every value of the small ones."""
+
+    name: tyro.conf.Positional[str | None] = None
+    """One format only."""
+
+
+Command = (
+    Annotated[Quantize, tyro.conf.subcommand("quantize")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Formats, tyro.conf.subcommand("formats")]
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit status is 1 for input that cannot be used."""
+    command = tyro.cli(Command, args=arguments, prog="mxsim")
+    console = Console()
+    try:
+        if isinstance(command, Quantize):
+            _quantize(command, console)
+        elif isinstance(command, Report):
+            _report(command, console)
+        else:
+            _formats(command, console)
+    except FileNotFoundError as error:
+        print(f"mxsim: no such file: {error.filename}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        print(f"mxsim: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3f} %"
+
+
+def stats_rows(stats: QuantizationStats) -> list[tuple[str, str]]:
+    """(label, value) of the statistics, as the tables print them."""
+    return [
+        ("elements", f"{stats.elements:,}"),
+        ("blocks", f"{stats.blocks:,}"),
+        ("elements in NaN blocks, or Inf", f"{stats.nonfinite:,}"),
+        ("elements saturated (before rounding)", _percent(stats.saturated)),
+        ("block maxima saturated", _percent(stats.saturated_blocks)),
+        ("elements flushed to zero", _percent(stats.flushed)),
+        ("relative mean squared error", f"{stats.relative_error:.4g}"),
+        ("effective bits", f"{stats.effective_bits:.2f}"),
+        ("aligned gain - 1 (coherent bias)", f"{stats.gain - 1:+.5f}"),
+    ]
+
+
+def _quantize(command: Quantize, console: Console) -> None:
+    if command.file.suffix != ".npy":
+        raise ValueError(f"file must be a .npy array; got {command.file}")
+    [(name, x)] = [*load_arrays(command.file)] or [("", np.zeros(0))]
+    if not name:
+        raise ValueError(f"{command.file} holds no real array")
+    noise = Noise(command.seed) if command.rounding == "stochastic" else None
+    q = quantize(
+        x,
+        command.format,
+        command.axis,
+        command.block_size,
+        command.rule,
+        command.rounding,
+        noise=noise,
+    )
+    assert q.stats is not None
+    title = (
+        f"{command.file.name} {x.shape} {x.dtype} -> {command.format}, axis {q.axis}, "
+        f"block {q.block_size}, scale rule {q.scale_rule}, rounding {q.rounding}"
+    )
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for row in stats_rows(q.stats):
+        table.add_row(*row)
+    table.add_row("bits per element", f"{q.bits_per_element:.3f}")
+    console.print(table)
+    command.out.mkdir(parents=True, exist_ok=True)
+    stem = command.out / f"{name}.{command.format}"
+    archive, picture = stem.with_name(stem.name + ".npz"), stem.with_name(stem.name + ".png")
+    q.save(archive)
+    draw_quantization(x, q, picture)
+    console.print(f"codes and scales: {archive}\npicture: {picture}", soft_wrap=True)
+
+
+def _report(command: Report, console: Console) -> None:
+    nv = FORMATS[command.format].scale != "e8m0"
+    if nv:
+        raise ValueError(f"report compares E8M0 scale rules; {command.format} has its own scales")
+    rules = ("floor", "rceil")
+    reports = [
+        tensor_report(name, array, command.format, rules, command.gains)
+        for name, array in load_arrays(command.model)
+    ]
+    if not reports:
+        raise ValueError(f"{command.model} holds no real arrays")
+    table = Table(
+        title=f"{command.model.name} in {command.format}, blocks of "
+        f"{FORMATS[command.format].block_size} along the last axis",
+        title_justify="left",
+    )
+    table.add_column("tensor", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    for rule in rules:
+        for what in ("sat. %", "bits", "bias"):
+            table.add_column(f"{rule}\n{what}", justify="right", no_wrap=True)
+    for each in reports:
+        cells = []
+        for rule in rules:
+            s = each.by_rule[rule]
+            cells += [f"{100 * s.saturated:.2f}", f"{s.effective_bits:.2f}", f"{s.gain - 1:+.4f}"]
+        style = "bold yellow" if each.gain and each.by_rule["floor"].saturated > 0.5 else None
+        label = f"{each.name} *" if each.gain else each.name
+        table.add_row(label, "x".join(map(str, each.shape)) or "scalar", *cells, style=style)
+    console.print(table)
+    on_cliff = [r for r in reports if r.gain and r.by_rule["floor"].saturated > 0.5]
+    gains = sum(r.gain for r in reports)
+    console.print(
+        f"* {gains} norm gains, {len(on_cliff)} of them more than half saturated under floor. "
+        "sat.: |x| > largest * scale before rounding. bits: effective bits, "
+        "-log2(relative mean squared error) / 2. bias: aligned gain - 1, the coherent scaling."
+    )
+
+
+def _formats(command: Formats, console: Console) -> None:
+    names = list(FORMATS)
+    if command.name is not None:
+        names = [choose("name", command.name, FORMATS)]
+    for name in names:
+        form = FORMATS[name]
+        table = Table(title=f"[bold]{name}", title_justify="left", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for label, value in format_card(form).items():
+            table.add_row(label, value)
+        element = form.element
+        if element.bits <= 6 and isinstance(element, FloatFormat):
+            half = element.values[: 2 ** (element.bits - 1)]
+            text = " ".join(f"{v:g}" for v in half)
+            table.add_row("values of codes 0, 1, ...\n(and their negatives)", text)
+        console.print(table)
+        if isinstance(element, FloatFormat) and element.bits > 6:
+            ladder = np.unique(element.values[np.isfinite(element.values)])
+            top = " ".join(f"{v:g}" for v in ladder[-8:])
+            console.print(f"  largest values: {top}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
