@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def table(label: str, shape: tuple[int, int], threads: int, quick: bool) -> Tabl
         result.add_section()
         row(
             "NumPy + ml_dtypes, E4M3 even",
-            [nanoseconds(lambda a=a: numpy_with_ml_dtypes(x, a), x.size, few) for a in (-1, 0)],
+            [nanoseconds(partial(numpy_with_ml_dtypes, x, a), x.size, few) for a in (-1, 0)],
         )
         others = [torchao_function(x, a) for a in (-1, 0)]
         row(

@@ -57,8 +57,12 @@ def draw(results: Results, out: Path) -> Path:
     rates, seeds = design.rates, design.seeds
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            4, len(rates), figsize=(PAGE_WIDTH, 7.4), sharex=True, sharey="row", squeeze=False
+            4, len(rates), figsize=(PAGE_WIDTH, 7.4), sharex=True, squeeze=False
         )
+        for row in axes[1:]:  # losses differ too much to share a scale
+            for axis in row[1:]:
+                axis.sharey(row[0])
+                axis.tick_params(labelleft=False)
         for column, lr in enumerate(rates):
             loss, zeta, cos, saturated = axes[:, column]
             loss.set_title(f"learning rate {lr:g}")
@@ -132,4 +136,4 @@ def main(arguments: Arguments) -> int:
 if __name__ == "__main__":
     import tyro
 
-    sys.exit(main(tyro.cli(Arguments, description=__doc__)))
+    sys.exit(main(tyro.cli(Arguments, prog="python -m figures.ln_affine_isolation")))

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from mxsim.config import ProxyConfig
+from mxsim.layout import as_integer
 from mxsim.precision import PrecisionScheme, SiteFormat, rounders
 from mxsim.proxy import (
     KINDS,
@@ -179,8 +180,19 @@ class ProbePlan:
     gamma_site: SiteFormat = GAMMA_SITE
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1 step; got {self.every}")
+        every = as_integer("every", self.every, "an integer of at least 1")
+        if every < 1:
+            raise ValueError(f"every must be at least 1 step; got {every}")
+        object.__setattr__(self, "every", every)
+        pairs = tuple(self.schemes)
+        for pair in pairs:
+            fits = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+            if not (fits and isinstance(pair[1], PrecisionScheme)):
+                raise TypeError(f"schemes must be (label, PrecisionScheme) pairs; got {pair!r}")
+        labels = [label for label, _ in pairs]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"labels of schemes must differ; got {labels}")
+        object.__setattr__(self, "schemes", pairs)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ result (store.py), so a field added later must default to what was done before i
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mxsim.formats import choose
+from mxsim.layout import as_integer
 
 ACTIVATIONS = ("gelu", "relu", "swiglu", "linear")
 INITS = ("pytorch", "xavier")
@@ -123,13 +123,14 @@ def student_hidden(width: int, activation: str) -> int:
     return round(8 * width / 3) if activation == "swiglu" else 4 * width
 
 
+def check_config(cfg: object) -> None:
+    """TypeError unless ``cfg`` is a ProxyConfig."""
+    if not isinstance(cfg, ProxyConfig):
+        raise TypeError(f"cfg must be a ProxyConfig; got {cfg!r}")
+
+
 def _integer(name: str, value: object, least: int) -> int:
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}") from None
+    number = as_integer(name, value, f"an integer of at least {least}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}; got {number}")
     return number
@@ -140,10 +141,12 @@ def _real(
 ) -> float:
     allowed = f"a finite number {'above' if low_open else 'of at least'} {low:g}"
     allowed += "" if below == math.inf else f" and below {below:g}"
-    if isinstance(value, (bool, str, complex, np.complexfloating)):
+    if isinstance(value, (bool, np.bool_, str, bytes, complex, np.complexfloating)):
         raise TypeError(f"{name} must be {allowed}; got {value!r}")
     try:
         number = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond float64
+        number = math.inf
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be {allowed}; got {value!r}") from None
     if not low <= number < below or (low_open and number == low):

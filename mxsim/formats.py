@@ -40,6 +40,17 @@ def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[s
     return value
 
 
+def _check_count(
+    name: str, value: object, low: int, high: int | None = None, given: str = ""
+) -> None:
+    """TypeError unless ``value`` is an int, ValueError unless in low..high; both say what is."""
+    allowed = f"an integer in {low}..{high}" if high is not None else f"an integer from {low} on"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {allowed}{given}; got {value!r}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name} must be {allowed}{given}; got {value}")
+
+
 @dataclass(frozen=True)
 class FloatFormat:
     """A signed binary floating-point format, 1 sign + ``exp_bits`` + ``man_bits``.
@@ -55,13 +66,9 @@ class FloatFormat:
     def __post_init__(self) -> None:
         choose("specials", self.specials, ("ieee", "nan", "none"))
         least = {"ieee": (2, 1), "nan": (1, 1), "none": (1, 0)}[self.specials]
-        for name, low, high in (("exp_bits", least[0], 11), ("man_bits", least[1], 52)):
-            value = getattr(self, name)
-            allowed = f"an integer in {low}..{high} with specials={self.specials!r}"
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be {allowed}; got {value!r}")
-            if not low <= value <= high:
-                raise ValueError(f"{name} must be {allowed}; got {value}")
+        given = f" with specials={self.specials!r}"
+        _check_count("exp_bits", self.exp_bits, least[0], 11, given)
+        _check_count("man_bits", self.man_bits, least[1], 52, given)
 
     @property
     def bits(self) -> int:
@@ -132,6 +139,11 @@ class IntFormat:
     man_bits: int
     symmetric: bool = True
 
+    def __post_init__(self) -> None:
+        _check_count("man_bits", self.man_bits, 0, 52)
+        if not isinstance(self.symmetric, bool):
+            raise TypeError(f"symmetric must be True or False; got {self.symmetric!r}")
+
     @property
     def emin(self) -> int:
         return 0
@@ -188,10 +200,18 @@ class BlockFormat:
     scale: Literal["e8m0", "e4m3"] = "e8m0"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a string; got {self.name!r}")
+        if not isinstance(self.element, (FloatFormat, IntFormat)):
+            raise TypeError(f"element must be a FloatFormat or an IntFormat; got {self.element!r}")
         if self.element.bits > 8:
             raise ValueError(
                 f"element of format {self.name} must have at most 8 bits; got {self.element.bits}"
             )
+        _check_count("block_size", self.block_size, 1)
+        choose("scale", self.scale, ("e8m0", "e4m3"))
+        if self.scale == "e4m3" and self.element != FloatFormat(2, 1, "none"):
+            raise ValueError(f"scale 'e4m3' goes with elements in E2M1 (NVFP4); got {self.element}")
 
     @property
     def bits_per_element(self) -> float:

@@ -90,6 +90,17 @@ def round_stochastically(q: Any, u: Any, grid: Any) -> Any:
 
 
 @kernel
+def raise_tiny(q: Any, x: Any) -> Any:
+    """q = |x| / scale, but at least 2**-110 where x is not 0: the product may have underflowed.
+
+    Below 2**-24 steps only u = 0 rounds up, whatever the distance; 2**-110 is below that for any
+    element of 8 bits (7 exponent bits: a step of 2**-62).
+    """
+    tiny = power_of_two(np.int64(-110), q)
+    return tiny if q < tiny and x != 0 else q
+
+
+@kernel
 def encode(r: Any, negative: Any, layout: Any, grid: Any) -> Any:
     """Bit pattern of an element of magnitude r (on the grid), as an int64."""
     emin, man_bits, total_bits, is_integer = layout
@@ -227,7 +238,8 @@ def _round_row_stochastically(
         stop = done + u.size
         x, y, down, up = row[done:stop], out[done:stop], inverse[done:stop], scale[done:stop]
         for j in range(u.size):
-            r = round_stochastically(abs(x[j]) * down[j], u[j], grid)
+            q = raise_tiny(abs(x[j]) * down[j], x[j])
+            r = round_stochastically(q, u[j], grid)
             y[j] = with_sign(_cap(r, x[j], one_sided, grid), x[j]) * up[j] + zero
         done = stop
 
@@ -354,6 +366,7 @@ def quantize_blocks(
     grid: Any,
     layout: Any,
     random: Any,
+    unit: Any,
     sums: Any,
 ) -> None:
     """x, codes (outer, n, m), scales (outer, row blocks, column blocks): codes and scale bytes.
@@ -396,7 +409,7 @@ def quantize_blocks(
                         row, rounded, exponents, inverse, codes[o, i, left:right], grid, layout
                     )
                     _add_statistics(
-                        row, rounded, exponents, inverse, scale, style[2], grid, hit, sums
+                        row, rounded, exponents, inverse, scale, style[2], grid, hit, unit, sums
                     )
                 for j in range(0, k, columns):
                     scales[o, top // rows, (left + j) // columns] = exponents[j] + 127
@@ -427,9 +440,13 @@ def _add_statistics(
     one_sided: Any,
     grid: Any,
     hit: Any,
+    unit: Any,
     sums: Any,
 ) -> None:
-    """Add a row's elements to ``sums``; mark columns with a saturated one in ``hit``."""
+    """Add a row's elements to ``sums``; mark columns with a saturated one in ``hit``.
+
+    unit: a power of two that keeps squares in range; what is made of the sums does not see it.
+    """
     for j in range(row.size):
         q = abs(row[j]) * inverse[j]
         if exponents[j] == 128 or q - q != 0:  # a NaN block, or an Inf
@@ -439,11 +456,22 @@ def _add_statistics(
             sums[2] += 1.0
             hit[j] = True
         sums[3] += 1.0 if rounded[j] == 0 and row[j] != 0 else 0.0
-        x = np.float64(row[j])
-        y = np.float64(rounded[j]) * np.float64(scale[j])
+        x = np.float64(row[j]) * unit
+        y = np.float64(rounded[j]) * (np.float64(scale[j]) * unit)
         sums[4] += x * x
         sums[5] += x * y
         sums[6] += (y - x) * (y - x)
+
+
+@kernel
+def finite_maximum(x: Any) -> Any:
+    """Largest magnitude among the finite elements of x (n,); 0 if there are none."""
+    largest = x.dtype.type(0)
+    for i in range(x.size):
+        a = abs(x[i])
+        if a > largest and a - a == 0:
+            largest = a
+    return largest
 
 
 @kernel

@@ -28,6 +28,8 @@ def as_real(x: ArrayLike, argument: str = "x") -> Array:
     float32 and float64 stay; float16, bfloat16 and integers are widened exactly.  Raises TypeError
     for other dtypes, ValueError for an integer that float64 cannot hold.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{argument} must be a plain array; got a masked one (fill or compress it)")
     a = np.asarray(x)
     if a.dtype.newbyteorder("=") in SIGNIFICAND_BITS:
         return a.astype(a.dtype.newbyteorder("="), copy=False)

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from mxsim.bits import from_bits, magnitude_bits, power_of_two, with_sign
+from mxsim.bits import from_bits, power_of_two, with_sign
 from mxsim.jit import kernel
 from mxsim.kernels import (
     EVEN,
     STOCHASTIC,
     column_maxima,
     encode,
+    finite_maximum,
+    raise_tiny,
     round_magnitude,
     round_stochastically,
     tile_width,
@@ -35,21 +37,9 @@ from mxsim.philox import random_run
 E4M3_NAN = 0x7F
 
 
-@kernel
-def finite_maximum(x: Any, infinity: Any) -> Any:
-    """Largest magnitude among the finite elements of x (n,); 0 if there are none."""
-    bits = magnitude_bits(infinity - infinity) * 0
-    top = magnitude_bits(infinity)
-    for i in range(x.size):
-        b = magnitude_bits(x[i])
-        b = b if b < top else bits
-        bits = b if b > bits else bits
-    return from_bits(np.int32(bits), infinity)
-
-
 def tensor_scale(x: Any) -> np.float32:
     """s_t of a float32 array (n,)."""
-    amax = finite_maximum(x, np.float32(np.inf))
+    amax = finite_maximum(x)
     if amax == 0:
         return np.float32(1)
     smallest = np.float32(2.0**-149)
@@ -103,6 +93,7 @@ def _round_row(
             x, y, s = row[done:stop], out[done:stop], scale[done:stop]
             for j in range(u.size):
                 q = _quotient(x[j], s[j])
+                q = raise_tiny(q, x[j]) if s[j] > 0 else q
                 r = round_stochastically(q, u[j], grid)
                 y[j] = with_sign(r, x[j]) if q == q else q
             done = stop
@@ -123,6 +114,7 @@ def nvfp4_blocks(
     scale_grid: Any,
     scale_layout: Any,
     random: Any,
+    unit: Any,
     sums: Any,
 ) -> None:
     """x (outer, n, m) float32, in blocks of ``shape`` (rows, columns).
@@ -164,7 +156,7 @@ def nvfp4_blocks(
                         codes[o, i, left + j] = (
                             0 if r != r else encode(abs(r), negative, layout, grid)
                         )
-                    _add_statistics(row, rounded, scale, grid, hit, sums)
+                    _add_statistics(row, rounded, scale, grid, hit, unit, sums)
                 if out.size:
                     continue
                 for j in range(0, k, columns):
@@ -177,7 +169,9 @@ def nvfp4_blocks(
 
 
 @kernel
-def _add_statistics(row: Any, rounded: Any, scale: Any, grid: Any, hit: Any, sums: Any) -> None:
+def _add_statistics(
+    row: Any, rounded: Any, scale: Any, grid: Any, hit: Any, unit: Any, sums: Any
+) -> None:
     """As kernels._add_statistics."""
     for j in range(row.size):
         if rounded[j] != rounded[j] or row[j] - row[j] != 0:
@@ -187,7 +181,7 @@ def _add_statistics(row: Any, rounded: Any, scale: Any, grid: Any, hit: Any, sum
             sums[2] += 1.0
             hit[j] = True
         sums[3] += 1.0 if rounded[j] == 0 and row[j] != 0 else 0.0
-        x, y = np.float64(row[j]), np.float64(rounded[j] * scale[j])
+        x, y = np.float64(row[j]) * unit, np.float64(rounded[j] * scale[j]) * unit
         sums[4] += x * x
         sums[5] += x * y
         sums[6] += (y - x) * (y - x)

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mxsim.layout import as_integer
+
 Array = NDArray[Any]
 Status = Literal["ok", "diverged", "nonfinite"]
 
@@ -38,6 +40,25 @@ class DivergenceRule:
     recovery_ratio: float = 2.0
     patience: int = 200
     learned_fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 1), ("patience", 0)):
+            count = as_integer(name, getattr(self, name), f"an integer of at least {least}")
+            if count < least:
+                raise ValueError(f"{name} must be at least {least}; got {count}")
+            object.__setattr__(self, name, count)
+        for name, low, high in (
+            ("recovery_ratio", 1.0, math.inf),
+            ("spike_ratio", float(self.recovery_ratio), math.inf),
+            ("learned_fraction", 0.0, 1.0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number; got {value!r}")
+            if not low < value < math.inf or value > high:
+                limit = "recovery_ratio " if name == "spike_ratio" else ""
+                raise ValueError(f"{name} must be finite and above {limit}{low:g}; got {value}")
+            object.__setattr__(self, name, float(value))
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,8 @@ class Outcome:
     - ``first_bad_tensor``: what was non-finite first, else None.
     - ``final_over_best``: median of the last window over the lowest window median (1 = at its
       best); NaN if the run is shorter than a window.
+    - ``censored``: diverged by a spike that was still within its patience when the run ended, so
+      that a longer run might have recovered.
     - ``learned``: the held-out loss fell below the rule's fraction of the trivial loss.
     """
 
@@ -105,6 +128,7 @@ class Outcome:
     spikes: tuple[Spike, ...]
     final_over_best: float
     learned: bool
+    censored: bool = False
 
 
 def judge(
@@ -130,7 +154,8 @@ def judge(
         return Outcome("nonfinite", bad_step, bad_tensor, *common)
     for spike in spikes:
         if spike.length is None or spike.length > rule.patience:
-            return Outcome("diverged", spike.step, None, *common)
+            censored = spike.length is None and len(losses) - spike.step <= rule.patience
+            return Outcome("diverged", spike.step, None, *common, censored=censored)
     if not learned:
         return Outcome("diverged", len(losses) - 1, None, *common)
     return Outcome("ok", None, None, *common)

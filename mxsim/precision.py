@@ -115,7 +115,10 @@ class PrecisionScheme:
         for site in SITES:
             object.__setattr__(self, site, _as_site_format(site, getattr(self, site)))
         try:
-            triples = [(int(block), site, value) for block, site, value in self.overrides]
+            triples = [
+                (as_integer("block index", block, "an integer"), site, value)
+                for block, site, value in self.overrides
+            ]
         except (TypeError, ValueError):
             raise TypeError(
                 f"overrides must be (block index, site, format) triples; got {self.overrides!r}"
@@ -147,12 +150,21 @@ class PrecisionScheme:
 BlockRounders = Mapping[str, Rounder | ElementwiseRounder | None]
 
 
-@lru_cache(maxsize=128)
 def rounders(scheme: PrecisionScheme, depth: int) -> tuple[BlockRounders, ...]:
     """Prepared quantizers by site, one mapping a block.
 
-    Raises ValueError if an override names a block that a model of this depth does not have.
+    Raises TypeError unless ``scheme`` is a PrecisionScheme, ValueError if an override names a block
+    that a model of this depth does not have.
     """
+    given: object = scheme
+    if not isinstance(given, PrecisionScheme):
+        hint = f" (mxsim.scheme({given!r})?)" if isinstance(given, str) else ""
+        raise TypeError(f"scheme must be a PrecisionScheme; got {given!r}{hint}")
+    return _rounders(scheme, depth)
+
+
+@lru_cache(maxsize=128)
+def _rounders(scheme: PrecisionScheme, depth: int) -> tuple[BlockRounders, ...]:
     for block, site, _ in scheme.overrides:
         if block >= depth:
             raise ValueError(

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from mxsim.store import Store
-from mxsim.sweep import Finished, Point, compile_kernels, missing, run_points
+from mxsim.sweep import Finished, Point, StoreFailed, compile_kernels, missing, run_points
 
 QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
 
@@ -37,8 +37,15 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
     stored = len({point.id for point in points}) - len(todo)
     if stored:
         console.print(f"{stored} runs are stored in {store.folder} already", soft_wrap=True)
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1; got {workers}")
     if not todo:
         return True
+    try:
+        store.check_writable()
+    except OSError as error:
+        console.print(f"[red]{store.folder} does not take results ({error})", soft_wrap=True)
+        return False
     console.print(
         f"running {len(todo)} runs on {min(workers, len(todo))} processes", soft_wrap=True
     )
@@ -51,12 +58,16 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
         ended = "interrupted"
     except BrokenProcessPool:
         ended = "a worker process died (out of memory, or killed)"
+    except StoreFailed as error:
+        ended = str(error)
     left = len(missing(points, store))
     for each in failed[:5]:
         console.print(
-            f"[red]run {each.point.id} raised {each.error}[/]  "
-            f"({each.point.config})", soft_wrap=True, highlight=False,
-        )  # fmt: skip
+            f"[red]run {each.point.id} (lr {each.point.config.lr:g}, seed "
+            f"{each.point.config.seed}) raised {each.error}",
+            soft_wrap=True,
+            highlight=False,
+        )
     if ended or left:
         total = len({point.id for point in points})
         console.print(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from mxsim import ops
-from mxsim.config import ProxyConfig
+from mxsim.config import ProxyConfig, check_config
 from mxsim.precision import BlockRounders, PrecisionScheme, rounders
 
 Array = NDArray[Any]
@@ -56,6 +56,7 @@ def check_params(params: Sequence[Mapping[str, ArrayLike]], cfg: ProxyConfig) ->
 
     Raises ValueError naming block, parameter and shape where they do not fit ``cfg``.
     """
+    check_config(cfg)
     if len(params) != cfg.depth:
         raise ValueError(f"params must have {cfg.depth} blocks (cfg.depth); got {len(params)}")
     shapes = parameter_shapes(cfg)
@@ -208,7 +209,7 @@ def loss_and_grads_into(
     ws: Workspace,
     grads: Params,
 ) -> float:
-    """One forward and backward pass into ``grads``; returns the loss.  Allocates nothing."""
+    """One forward and backward pass into ``grads``; returns the loss.  Allocates no large array."""
     prediction = forward(params, x, cfg, sites, ws)
     loss = ops.mse_forward_backward(prediction, y, ws.dstream)
     backward(params, cfg, sites, ws, grads)

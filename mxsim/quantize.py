@@ -6,6 +6,7 @@ Here arguments are checked and put before the kernels; what rounds is in kernels
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,20 +46,25 @@ Random = tuple[Array, Array, Array, Array]
 _INTEGER = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-def _random(noise: Noise | Array | None, size: int) -> Random:
-    """The kernels' ``random``: bits given by the caller, or a key and a buffer to draw into."""
+def _random(noise: Noise | Array | None, shape: tuple[int, ...], order: tuple[int, ...]) -> Random:
+    """The kernels' ``random``: bits given by the caller, or a key and a buffer to draw into.
+
+    Bits go by an element's index in C order.  Where the kernel walks the axes in another ``order``
+    they are drawn beforehand and permuted.
+    """
+    nothing = np.empty(0, np.uint32)
+    unset = np.full(1, -1, np.int64)
+    if noise is None:
+        return nothing, np.zeros(2, np.uint64), nothing, unset
     if isinstance(noise, Noise):
-        return (
-            np.empty(0, np.uint32),
-            noise.key,
-            np.empty(WINDOW, np.uint32),
-            np.full(1, -1, np.int64),
-        )
-    given = np.empty(0, np.uint32) if noise is None else noise.reshape(-1)
-    return given, np.zeros(2, np.uint64), np.empty(0, np.uint32), np.full(1, -1, np.int64)
+        if order == tuple(range(len(shape))):
+            return nothing, noise.key, np.empty(WINDOW, np.uint32), unset
+        noise = noise.bits(math.prod(shape)).reshape(shape)
+    given = np.ascontiguousarray(noise.transpose(order)).reshape(-1)
+    return given, np.zeros(2, np.uint64), nothing, unset
 
 
-NO_RANDOM = _random(None, 0)
+NO_RANDOM = _random(None, (), ())
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Rounder:
             _grid(E4M3, narrow.dtype),
             _layout(E4M3),
             random,
+            1.0,
             np.zeros(8),
         )
         if target is not out:
@@ -309,7 +316,7 @@ def quantize(
     rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
     source = as_real(x)
     blocks = cut(source.shape, axis, rounder.block_size)
-    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
         _check_finite(source)
     nv = rounder.format.scale == "e4m3"
@@ -321,6 +328,8 @@ def quantize(
     s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1))) if nv else None
     if source.size:
         view = view_of(source, blocks, memory_order=False)
+        random = _random(checked_noise, source.shape, view.order)
+        unit = _unit(source)
         code_view, scale_view = _target(codes, view), _scale_target(scales, view)
         c = _constants(rounder, source.dtype)
         if s_t is not None:
@@ -338,6 +347,7 @@ def quantize(
                 _grid(E4M3, source.dtype),
                 _layout(E4M3),
                 random,
+                unit,
                 sums,
             )
         else:
@@ -351,12 +361,19 @@ def quantize(
                 c.grid,
                 c.layout,
                 random,
+                unit,
                 sums,
             )
         _return(code_view, codes, view)
         _return(scale_view, scales, view)
     stats = QuantizationStats.from_sums(source.size, sums)
     return MXArray(codes, scales, rounder.format, blocks, rounder.scale_rule, rounding, s_t, stats)
+
+
+def _unit(x: Array) -> float:
+    """A power of two that brings the largest finite element of x near 1."""
+    largest = float(kernels.finite_maximum(np.ascontiguousarray(x).reshape(-1)))
+    return math.ldexp(1.0, -max(math.frexp(largest)[1], -1000)) if largest > 0 else 1.0
 
 
 def _to_float32(x: Array) -> Array:
@@ -411,13 +428,14 @@ def fake_quantize(
     rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
     source = as_real(x)
     blocks = cut(source.shape, axis, rounder.block_size)
-    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
         _check_finite(source)
     target = _check_out(out, source)
     if source.size:
         view = view_of(source, blocks, memory_order=rounding != "stochastic")
         written = _written(target, source, view)
+        random = _random(checked_noise, source.shape, view.order)
         rounder.run(view.of(source), written, view, random)
         _return(written, target, view)
     return target
@@ -445,7 +463,7 @@ def round_to(
     info = np.finfo(source.dtype)
     if form.man_bits > info.nmant - 2 or form.emin < info.minexp or form.emax >= info.maxexp:
         raise ValueError(f"fmt must be narrower than {source.dtype}; got {form}")
-    random = _random(_check_noise(noise, rounding, source.shape), source.size)
+    checked_noise = _check_noise(noise, rounding, source.shape)
     target = _check_out(out, source)
     if source.size:
         order = tuple(range(source.ndim))
@@ -453,6 +471,7 @@ def round_to(
             order = view_of(source, Blocks((0,), (1,))).order
         view = View(order, (1, 1, source.size), (1, 1))
         written = _written(target, source, view)
+        random = _random(checked_noise, source.shape, order)
         ElementwiseRounder(form, rounding)(view.of(source), 0, written, random)
         _return(written, target, view)
     return target
@@ -469,6 +488,8 @@ def _check_out(out: Array | None, source: Array) -> Array:
             f"out must be a writable {source.dtype} array of shape {source.shape}; "
             f"got {out.dtype} of shape {out.shape}" + ("" if out.flags.writeable else ", read-only")
         )
+    if any(stride == 0 and n > 1 for stride, n in zip(out.strides, out.shape, strict=True)):
+        raise ValueError(f"out must have memory of its own for each element; got {out.strides=}")
     return out
 
 

@@ -79,9 +79,16 @@ def _meta(point: Point, run: Run) -> dict[str, Any]:
     }
 
 
+class StoreFailed(Exception):
+    """A result could not be written: the rest of a study would be lost as well."""
+
+
 def _run_and_store(point: Point, store: Store) -> str:
     record = run_point(point)
-    store.save(record)
+    try:
+        store.save(record)
+    except OSError as error:
+        raise StoreFailed(f"{store.folder} does not take results ({error})") from error
     return str(record.meta["status"])
 
 
@@ -145,8 +152,8 @@ def run_points(points: Sequence[Point], store: Store, workers: int = 1) -> Itera
 
     workers: processes, one BLAS thread each; 1 runs in this process.  Closing the iterator (or
     Ctrl-C) abandons the runs in progress; what has been yielded is stored.
-    A run that raises is yielded with its error, and the others go on; a worker that dies ends the
-    iteration with BrokenProcessPool.
+    A run that raises is yielded with its error, and the others go on.  A worker that dies ends the
+    iteration with BrokenProcessPool, a folder that takes no more results with StoreFailed.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1; got {workers}")
@@ -180,13 +187,16 @@ def run_points(points: Sequence[Point], store: Store, workers: int = 1) -> Itera
         for process in processes:
             with suppress(Exception):
                 process.terminate()
+        for process in processes:  # none may store a result after this returns
+            with suppress(Exception):
+                process.join(5.0)
         raise
 
 
 def _finish(point: Point, result: Callable[[], str]) -> Finished:
     try:
         return Finished(point, result())
-    except BrokenProcessPool:
+    except (BrokenProcessPool, StoreFailed):
         raise
     except Exception as error:
         return Finished(point, None, f"{type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from mxsim import data
 from mxsim.bias import Probe, ProbePlan, ProbeSeries
-from mxsim.config import ProxyConfig
+from mxsim.config import ProxyConfig, check_config
 from mxsim.ops import squared_norm
 from mxsim.optim import optimizer_state, optimizer_step
 from mxsim.outcome import DivergenceRule, Outcome, Spike, Status, judge
@@ -93,6 +93,8 @@ def train(
     A run that meets a NaN or Inf stops there with status ``nonfinite``; its parameters are those
     before the step that failed.  Same arguments, same bits, whatever the number of threads.
     """
+    check_config(cfg)
+    sites = rounders(scheme, cfg.depth)
     started = time.perf_counter()
     rule = rule or DivergenceRule()
     with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
@@ -106,7 +108,6 @@ def train(
                 block[kind][...] = initial[kind]
         state = optimizer_state(cfg, size)
         ws = workspace(cfg, cfg.batch, cfg.real)
-        sites = rounders(scheme, cfg.depth)
         prober = Probe(probe, cfg) if probe else None
 
         losses, grad_norms = np.full(cfg.steps, np.nan), np.full(cfg.steps, np.nan)
@@ -129,6 +130,9 @@ def train(
 
         x, y = data.held_out(cfg, teacher)
         eval_loss = evaluate(params, x, y, cfg, scheme)
+        if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
+            bad_step = cfg.steps - 1
+            bad_tensor = first_nonfinite_parameter(params) or "held-out loss"
         zero_loss = float(np.mean(np.square(y), dtype=np.float64))
         input_power = float(np.mean(np.square(x), dtype=np.float64))
         trivial_loss = max(zero_loss, input_power)
@@ -148,6 +152,12 @@ def train(
     )
 
 
+def first_nonfinite_parameter(params: Params) -> str | None:
+    """Name of the first parameter, by block, that holds a NaN or Inf; else None."""
+    named = ((f"block {k} {kind}", b[kind]) for k, b in enumerate(params) for kind in KINDS)
+    return next((name for name, values in named if not np.isfinite(values).all()), None)
+
+
 def first_nonfinite(
     params: Params, x: Array, y: Array, cfg: ProxyConfig, ws: Workspace, grads: Params
 ) -> str | None:
@@ -155,9 +165,10 @@ def first_nonfinite(
 
     Called after loss_and_grads_into, whose buffers it reads.
     """
+    parameter = first_nonfinite_parameter(params)
+    if parameter is not None:
+        return parameter
     tensors: list[tuple[str, Array]] = [("x", x), ("y", y)]
-    for k, block in enumerate(params):
-        tensors += [(f"block {k} {kind}", block[kind]) for kind in KINDS]
     for k, state in enumerate(ws.blocks):
         tensors += [
             (f"block {k} layer-norm output", state.z),

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
-from mxsim import PRESETS, ProbePlan, ProxyConfig
+from mxsim import PRESETS, DivergenceRule, ProbePlan, ProxyConfig
 from mxsim.progress import execute
+from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
 
@@ -39,9 +39,7 @@ Tier = Literal["smoke", "laptop", "long"]
 STUDY = "ln_affine_isolation"
 ARMS = ("exact", "gemm_e4m3", "ln_only_e4m3", "all_e4m3")
 QUANTIZED = ARMS[1:]
-CONFIDENCE = 0.95
-RESAMPLES = 10_000
-TABLE_WIDTH = 144  # columns that the widest table needs
+TABLE_WIDTH = 168  # columns that the widest table needs
 
 
 @dataclass(frozen=True)
@@ -138,46 +136,6 @@ def load(tier: Tier, root: Path = Path("results")) -> Results:
     return Results(design, {key: records[point.id] for key, point in wanted.items()})
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A statistic with its 95 % interval and the number of independent values behind it."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def median_over_seeds(values: Array) -> Estimate:
-    """Median with a bootstrap interval (percentile, resampling seeds); values (seeds,)."""
-    if np.ptp(values) == 0 or not np.isfinite(values).all():
-        middle = float(np.median(values))
-        return Estimate(middle, float(values.min()), float(values.max()), len(values))
-    result = stats.bootstrap(
-        (values,),
-        np.median,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Estimate(float(np.median(values)), float(result.low), float(result.high), len(values))
-
-
-def share(count: int, n: int) -> Estimate:
-    """A share with its Wilson interval."""
-    interval = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(count / n, float(interval.low), float(interval.high), n)
-
-
-def mcnemar(one: int, other: int) -> float:
-    """Two-sided exact p-value that discordant pairs fall either way alike; 1 without any."""
-    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
-
-
 # What is read off a run's probe series, (probes,) -> scalar.  A run that became non-finite has
 # fewer probes; those it has are used.
 STATISTICS: Mapping[str, Callable[[Array], Any]] = {
@@ -205,154 +163,233 @@ class ZetaRow:
 
 
 @dataclass(frozen=True)
+class QuietRow:
+    """Zeta along the exact run at the probes at which no gamma at all would saturate."""
+
+    lr: float
+    probes: int
+    gemm: Estimate  # median over those probes, then over seeds
+    ln_only: Estimate
+    difference: Estimate  # paired by seed
+
+
+@dataclass(frozen=True)
 class OutcomeRow:
     """What became of one arm at one rate, paired with the exact arm by seed."""
 
     lr: float
     arm: str
     failed: Estimate  # diverged or non-finite
+    censored: int  # of those, by a spike still within its patience when the run ended
     nonfinite: int
-    shared: int  # this arm and the exact one fail: not due to precision
+    shared: int  # this arm and the exact one fail
     precision: int  # this arm fails, the exact one does not
     reverse: int  # the exact arm fails, this one does not
     p_value: float  # exact McNemar test of the last two counts, two-sided
     spikes: int
     recovered: int
     eval_ratio: Estimate  # held-out loss over the exact arm's, pairs where neither failed
+    excess_ratio: Estimate  # the same of what lies above the floor 1/width
     gamma_saturated: Estimate  # highest share over probes, mean over blocks
 
 
-def summarize(results: Results) -> tuple[list[ZetaRow], list[OutcomeRow]]:
+def zeta_rows(results: Results, lr: float, along: str | None) -> list[ZetaRow]:
+    """Zeta of each scheme at one rate, along the exact run or (None) along its own."""
+
+    def by_seed(name: str, scheme: str, statistic: str) -> Array:
+        return per_seed(results.probe(name, scheme, lr, along), statistic)
+
+    return [
+        ZetaRow(
+            lr,
+            "exact" if along else "own",
+            scheme,
+            {s: median_over_seeds(by_seed("zeta", scheme, s)) for s in STATISTICS},
+            {
+                s: median_over_seeds(by_seed("zeta", scheme, s) - by_seed("zeta", "gemm_e4m3", s))
+                for s in STATISTICS
+            },
+            median_over_seeds(by_seed("cos", scheme, "median")),
+        )
+        for scheme in QUANTIZED
+    ]
+
+
+def quiet_row(results: Results, lr: float) -> QuietRow:
+    """Zeta where saturation plays no part; step 0, where gamma = 1 is on the grid, left out."""
+    saturated = results.series("probe_gamma_saturated", "exact", lr).max(axis=2)
+    quiet = saturated[:, 1:] == 0  # (seeds, probes); NaN, after the end of a run, is not
+    gemm, ln_only = (
+        np.array(
+            [
+                np.median(zeta[chosen])
+                for zeta, chosen in zip(
+                    results.probe("zeta", scheme, lr, "exact")[:, 1:], quiet, strict=True
+                )
+                if chosen.any()
+            ]
+        )
+        for scheme in ("gemm_e4m3", "ln_only_e4m3")
+    )
+    return QuietRow(
+        lr,
+        int(quiet.sum()),
+        median_over_seeds(gemm),
+        median_over_seeds(ln_only),
+        median_over_seeds(ln_only - gemm),
+    )
+
+
+def outcome_row(results: Results, lr: float, arm: str) -> OutcomeRow:
+    """Outcomes of one arm at one rate beside those of the exact arm's same seeds."""
+    status = np.array(results.meta("status", arm, lr))
+    failed = status != "ok"
+    exact_failed = np.array(results.meta("status", "exact", lr)) != "ok"
+    neither = ~failed & ~exact_failed
+    loss = np.array(results.meta("eval_loss", arm, lr), float)[neither]
+    exact_loss = np.array(results.meta("eval_loss", "exact", lr), float)[neither]
+    floor = 1 / results.design.base.width
+    by_seed = results.meta("spikes", arm, lr)
+    patience = DivergenceRule().patience
+    open_late = [
+        bool(spikes)
+        and spikes[-1]["length"] is None
+        and results.design.base.steps - spikes[-1]["step"] <= patience
+        and all(s["length"] <= patience for s in spikes[:-1])
+        for spikes in by_seed
+    ]
+    own, other = int((failed & ~exact_failed).sum()), int((~failed & exact_failed).sum())
+    saturated = results.series("probe_gamma_saturated", arm, lr).mean(axis=2)
+    return OutcomeRow(
+        lr=lr,
+        arm=arm,
+        failed=share(int(failed.sum()), len(failed)),
+        censored=int(((status == "diverged") & np.array(open_late)).sum()),
+        nonfinite=int((status == "nonfinite").sum()),
+        shared=int((failed & exact_failed).sum()),
+        precision=own,
+        reverse=other,
+        p_value=mcnemar(own, other),
+        spikes=sum(len(spikes) for spikes in by_seed),
+        recovered=sum(s["length"] is not None for spikes in by_seed for s in spikes),
+        eval_ratio=median_over_seeds(loss / exact_loss),
+        excess_ratio=median_over_seeds((loss - floor) / (exact_loss - floor)),
+        gamma_saturated=median_over_seeds(np.nanmax(saturated, axis=1)),
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
     """All numbers that the study prints."""
-    zeta_rows, outcome_rows = [], []
-    for lr in results.design.rates:
-        for along in ("exact", None):
-            gemm = results.probe("zeta", "gemm_e4m3", lr, along)
-            for scheme in QUANTIZED:
-                zeta = results.probe("zeta", scheme, lr, along)
-                values = {name: per_seed(zeta, name) for name in STATISTICS}
-                zeta_rows.append(
-                    ZetaRow(
-                        lr,
-                        "exact" if along else "own",
-                        scheme,
-                        {name: median_over_seeds(v) for name, v in values.items()},
-                        {
-                            name: median_over_seeds(v - per_seed(gemm, name))
-                            for name, v in values.items()
-                        },
-                        median_over_seeds(
-                            per_seed(results.probe("cos", scheme, lr, along), "median")
-                        ),
-                    )
-                )
-        exact_failed = np.array(results.meta("status", "exact", lr)) != "ok"
-        exact_eval = np.array(results.meta("eval_loss", "exact", lr), float)
-        for arm in ARMS:
-            status = np.array(results.meta("status", arm, lr))
-            failed = status != "ok"
-            spikes = [spike for seed in results.meta("spikes", arm, lr) for spike in seed]
-            both = ~failed & ~exact_failed
-            ratio = np.array(results.meta("eval_loss", arm, lr), float)[both] / exact_eval[both]
-            saturated = np.nanmax(
-                results.series("probe_gamma_saturated", arm, lr).mean(axis=2), axis=1
-            )
-            outcome_rows.append(
-                OutcomeRow(
-                    lr,
-                    arm,
-                    share(int(failed.sum()), len(failed)),
-                    int((status == "nonfinite").sum()),
-                    int((failed & exact_failed).sum()),
-                    int((failed & ~exact_failed).sum()),
-                    int((~failed & exact_failed).sum()),
-                    mcnemar(
-                        int((failed & ~exact_failed).sum()), int((~failed & exact_failed).sum())
-                    ),
-                    len(spikes),
-                    sum(spike["length"] is not None for spike in spikes),
-                    median_over_seeds(ratio) if both.any() else Estimate(np.nan, np.nan, np.nan, 0),
-                    median_over_seeds(saturated),
-                )
-            )
-    return zeta_rows, outcome_rows
+
+    zeta: tuple[ZetaRow, ...]
+    quiet: tuple[QuietRow, ...]
+    outcomes: tuple[OutcomeRow, ...]
+
+
+def summarize(results: Results) -> Summary:
+    """Compute the tables."""
+    rates = results.design.rates
+    return Summary(
+        tuple(
+            r for lr in rates for along in ("exact", None) for r in zeta_rows(results, lr, along)
+        ),
+        tuple(quiet_row(results, lr) for lr in rates),
+        tuple(outcome_row(results, lr, arm) for lr in rates for arm in ARMS),
+    )
 
 
 def print_tables(results: Results, console: Console) -> None:
-    """Print the headline and the exploratory table to a rich console."""
-    zeta_rows, outcome_rows = summarize(results)
-    design = results.design
-    probes = -(-design.base.steps // design.probe_every)
-    n = design.seeds
-    table = Table(
-        title=f"Same-point zeta = |g~ - g| / |g|: {probes} probes a run, {n} seeds; "
-        f"median over seeds [{CONFIDENCE:.0%} bootstrap]",
-        title_justify="left",
+    """Print the headline and the exploratory tables to a rich console."""
+    summary, design = summarize(results), results.design
+    probes, n = -(-design.base.steps // design.probe_every), design.seeds
+    last = QUANTIZED[-1]
+
+    table = new_table(
+        f"Same-point zeta = |g~ - g| / |g|: {probes} probes a run, {n} seeds; median over seeds "
+        f"[{CONFIDENCE:.0%} bootstrap]",
+        ("lr", "run", "scheme", "median", "90 % quantile", "peak", "median cos"),
     )
-    for name in ("lr", "run", "scheme", "median", "90 % quantile", "peak", "median cos"):
-        table.add_column(name, no_wrap=True)
-    for row in zeta_rows:
-        s = row.statistics
+    for z in summary.zeta:
+        values = [str(z.statistics[k]) for k in STATISTICS]
         table.add_row(
-            f"{row.lr:g}",
-            row.along,
-            row.scheme,
-            *(str(s[k]) for k in STATISTICS),
-            str(row.cos),
-            end_section=row.scheme == QUANTIZED[-1],
+            f"{z.lr:g}", z.along, z.scheme, *values, str(z.cos), end_section=z.scheme == last
         )
     console.print(table)
 
-    table = Table(
-        title=f"Paired difference in zeta to gemm_e4m3 of the same seed, {n} pairs; "
-        "an interval above 0 says: more bias than all GEMM operands together",
-        title_justify="left",
+    table = new_table(
+        f"Paired difference in zeta to gemm_e4m3 of the same seed, {n} pairs; an interval above 0 "
+        "says: more error than from all GEMM operands together",
+        ("lr", "run", "scheme", "of medians", "of 90 % quantiles", "of peaks"),
     )
-    for name in ("lr", "run", "scheme", "of medians", "of 90 % quantiles", "of peaks"):
-        table.add_column(name, no_wrap=True)
-    for row in zeta_rows:
-        if row.scheme != "gemm_e4m3":
-            d = row.minus_gemm
-            table.add_row(
-                f"{row.lr:g}",
-                row.along,
-                row.scheme,
-                *(str(d[k]) for k in STATISTICS),
-                end_section=row.scheme == QUANTIZED[-1],
-            )
+    for z in summary.zeta:
+        if z.scheme != "gemm_e4m3":
+            values = [str(z.minus_gemm[k]) for k in STATISTICS]
+            table.add_row(f"{z.lr:g}", z.along, z.scheme, *values, end_section=z.scheme == last)
     console.print(table)
 
-    table = Table(
-        title=f"Exploratory: outcomes of {n} seeds an arm (Wilson {CONFIDENCE:.0%}); "
-        "pairs by seed with the exact arm",
-        title_justify="left",
+    table = new_table(
+        "Zeta along the exact run, only where no gamma at all would saturate: what the cliff does "
+        "not explain",
+        ("lr", "probes", "seeds", "gemm_e4m3", "ln_only_e4m3", "paired difference"),
     )
-    for name in ("lr", "arm", "failed", "both/own/exact", "p", "NaN", "spikes (back)"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("held-out / exact", no_wrap=True)
-    table.add_column("saturated", no_wrap=True)
-    for o in outcome_rows:
+    for q in summary.quiet:
+        values = [str(q.gemm), str(q.ln_only), str(q.difference)]
+        table.add_row(f"{q.lr:g}", str(q.probes), str(q.difference.n), *values)
+    console.print(table)
+
+    table = new_table(
+        f"Exploratory: outcomes of {n} seeds an arm (Wilson {CONFIDENCE:.0%}), paired by seed with "
+        "the exact arm",
+        (
+            "lr",
+            "arm",
+            "failed",
+            "late",
+            "NaN",
+            "both/own/exact",
+            "p",
+            "spikes (back)",
+            "n",
+            "held-out / exact",
+            "excess / exact",
+            "saturated",
+        ),
+    )
+    for o in summary.outcomes:
         table.add_row(
             f"{o.lr:g}",
             o.arm,
             str(o.failed),
+            str(o.censored),
+            str(o.nonfinite),
             f"{o.shared}/{o.precision}/{o.reverse}",
             f"{o.p_value:.2f}",
-            str(o.nonfinite),
             f"{o.spikes} ({o.recovered})",
-            f"{o.eval_ratio} n={o.eval_ratio.n}",
+            str(o.eval_ratio.n),
+            str(o.eval_ratio),
+            str(o.excess_ratio),
             str(o.gamma_saturated),
             end_section=o.arm == ARMS[-1],
         )
     console.print(table)
     console.print(
-        "failed: diverged or non-finite. both/own/exact: pairs in which both arms fail (not due to "
-        "precision), only this arm (precision-induced), only the exact arm; p: exact McNemar "
-        "test of the last two. NaN: runs that became non-finite. Spikes: number (recovered). "
-        f"Held-out loss on {design.base.eval_samples} samples, pairs in which neither failed. "
-        "Saturated: the highest share of gammas over probes (in the exact and GEMM arms: what "
-        "would saturate)."
+        "failed: diverged or non-finite; late: of those, by a spike so near the end that it might "
+        "still have recovered. both/own/exact: pairs in which both arms fail, only this one, only "
+        "the exact one; p: exact McNemar test of the last two. spikes: number (recovered). "
+        f"n: pairs in which neither failed; held-out: their loss on {design.base.eval_samples} "
+        "samples; "
+        "excess: its part above the floor 1/width that layer norm leaves. saturated: highest share "
+        "of gammas over probes (in the exact and GEMM arms: what would saturate)."
     )
+
+
+def new_table(title: str, columns: tuple[str, ...]) -> Table:
+    """A table with a left-aligned title, whose cells are never broken."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
 
 
 @dataclass(frozen=True)
@@ -371,15 +408,18 @@ def main(arguments: Arguments) -> int:
     """Run what is missing, print the tables, draw the figure; the exit status."""
     from figures.ln_affine_isolation import draw  # the figure reads this module
 
+    if arguments.workers < 1:
+        print(f"workers must be at least 1; got {arguments.workers}", file=sys.stderr)
+        return 2
     console = Console()
-    if not console.is_terminal or console.width < TABLE_WIDTH:
-        console = Console(width=TABLE_WIDTH, force_terminal=console.is_terminal)
     store = Store(arguments.results / study_name(arguments.tier))
     wanted = list(points(DESIGNS[arguments.tier]).values())
     if not execute(wanted, store, arguments.workers, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, console)
+    # Tables keep their width on a narrow terminal or in a file; the progress bar fits its own.
+    wide = Console(width=max(console.width, TABLE_WIDTH), force_terminal=console.is_terminal)
+    print_tables(results, wide)
     figure = draw(results, store.folder / "figure.png")
     console.print(f"figure: {figure}", soft_wrap=True)
     return 0
@@ -388,4 +428,7 @@ def main(arguments: Arguments) -> int:
 if __name__ == "__main__":
     import tyro
 
-    sys.exit(main(tyro.cli(Arguments, description=__doc__)))
+    try:
+        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was finished is stored")

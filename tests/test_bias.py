@@ -153,3 +153,13 @@ def test_the_probe_records_what_gradient_bias_computes() -> None:
 def test_a_plan_needs_a_positive_interval() -> None:
     with pytest.raises(ValueError, match="every must be at least 1 step; got 0"):
         ProbePlan(0, ())
+    with pytest.raises(TypeError, match=r"every must be an integer of at least 1; got 2\.5"):
+        ProbePlan(2.5, ())  # type: ignore[arg-type]
+
+
+def test_a_plan_needs_labelled_schemes() -> None:
+    with pytest.raises(TypeError, match=r"schemes must be .* got 'all_e4m3'"):
+        ProbePlan(1, ("all_e4m3",))  # type: ignore[arg-type]
+    twice = (("a", mxsim.scheme("exact")), ("a", mxsim.scheme("all_e4m3")))
+    with pytest.raises(ValueError, match="labels of schemes must differ"):
+        ProbePlan(1, twice)

@@ -61,6 +61,9 @@ def test_a_spike_open_at_the_end_diverges() -> None:
     outcome = judge(losses, 0.5, 1.1, RULE)
     assert outcome.spikes == (Spike(590, 25.0, None),)
     assert (outcome.status, outcome.first_bad_step) == ("diverged", 590)
+    assert outcome.censored  # 10 steps old, it might have recovered
+    losses[300:] = 0.5
+    assert not judge(losses, 0.5, 1.1, RULE).censored
 
 
 def test_settling_above_twice_the_level_is_no_recovery() -> None:
@@ -99,3 +102,22 @@ def test_short_runs(n: int) -> None:
     outcome = judge(flat(n), 0.02, 1.0, RULE)
     assert outcome.spikes == ()
     assert np.isnan(outcome.final_over_best) == (n < 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"window": 0}, ValueError, "window must be at least 1; got 0"),
+        ({"window": 2.5}, TypeError, "window.*2.5"),
+        ({"patience": -1}, ValueError, "patience must be at least 0; got -1"),
+        ({"spike_ratio": 2.0}, ValueError, "spike_ratio.*above recovery_ratio 2; got 2.0"),
+        ({"spike_ratio": float("nan")}, ValueError, "spike_ratio.*nan"),
+        ({"recovery_ratio": 1.0}, ValueError, "recovery_ratio.*above 1; got 1.0"),
+        ({"learned_fraction": "half"}, TypeError, "learned_fraction.*'half'"),
+    ],
+)
+def test_rules_that_make_no_sense(
+    changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        DivergenceRule(**changes)

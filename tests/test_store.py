@@ -134,6 +134,27 @@ def test_a_damaged_or_foreign_file_is_said_to_be_one(tmp_path: Path, damage: Any
     assert [p.name for p in store.damaged()] == ["abc.npz"]
 
 
+def test_whatever_bit_is_flipped_the_file_reads_the_same_or_is_damaged(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.save(record())
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    outcomes = {"same": 0, "damaged": 0}
+    for _ in range(400):
+        content = bytearray(whole)
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        path.write_bytes(content)
+        try:
+            loaded = store.load("abc")
+        except DamagedResult:
+            outcomes["damaged"] += 1
+        else:
+            np.testing.assert_array_equal(loaded.arrays["losses"], [0, 1, 2, 3])
+            outcomes["same"] += 1
+    assert outcomes["damaged"] > 200
+    assert outcomes["same"] > 0
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

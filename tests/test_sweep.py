@@ -1,5 +1,6 @@
 """Sweeps: order and executor change nothing, what is stored is skipped, kills lose little."""
 
+import io
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import mxsim
 from mxsim.precision import SiteFormat
-from mxsim.store import Store
+from mxsim.progress import execute
+from mxsim.store import Record, Store
 from mxsim.sweep import Point, compile_kernels, load_points, missing, run_point, run_points
 
 CONFIG = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=12, eval_samples=16)
@@ -83,6 +86,33 @@ def test_missing_results_are_counted(tmp_path: Path) -> None:
         load_points(POINTS, store)
 
 
+def test_a_folder_that_takes_nothing_is_said_so_before_running(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    assert not execute(POINTS, Store(tmp_path / "file" / "study"), 1, console)
+    assert "does not take results" in output.getvalue()
+    assert output.getvalue().count("\n") <= 2
+
+
+def test_a_full_disk_ends_the_sweep_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, output = Store(tmp_path), io.StringIO()
+    whole = Store.save
+
+    def save(self: Store, record: Record) -> Path:
+        if len(list(tmp_path.glob("*.npz"))) == 2:
+            raise OSError(28, "No space left on device")
+        return whole(self, record)
+
+    monkeypatch.setattr(Store, "save", save)
+    assert not execute(POINTS, store, 1, Console(file=output, width=200))
+    assert "No space left on device" in output.getvalue()
+    assert "2 of 4 runs are stored" in output.getvalue()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_workers_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers must be at least 1; got 0"):
         next(run_points(POINTS, Store(tmp_path), workers=0))
@@ -97,7 +127,8 @@ import mxsim
 from rich.console import Console
 from mxsim.progress import execute
 from mxsim.precision import SiteFormat
-from mxsim.store import Store
+from mxsim.progress import execute
+from mxsim.store import Record, Store
 from mxsim.sweep import Point
 
 if __name__ == "__main__":

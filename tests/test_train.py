@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_limits
 
 import mxsim
 from mxsim import proxy
-from mxsim.bias import ProbePlan
+from mxsim.bias import GAMMA_SITE, PROBE_GROUPS, ProbePlan, saturated_share
 from mxsim.precision import rounders
 from mxsim.proxy import KINDS
 from mxsim.train import first_nonfinite
@@ -64,6 +64,71 @@ def test_probes_and_callbacks_do_not_change_a_run() -> None:
     assert probed.probes is not None
     assert np.isfinite(probed.probes.zeta).all()
     assert list(probed.probes.steps) == [0, 3, 6, 9]
+
+
+def test_probes_and_held_out_loss_are_of_this_run_at_this_step() -> None:
+    scheme = mxsim.scheme("all_e4m3")
+    cfg = replace(TINY, steps=7)
+    run = mxsim.train(cfg, scheme, probe=ProbePlan(6, (("all_e4m3", scheme),)))
+    assert run.probes is not None
+    # The parameters that step 6 met are those that a run of six steps ends with.
+    before = mxsim.train(replace(cfg, steps=6), scheme).params
+    teacher = mxsim.make_teacher(cfg)
+    x, y = mxsim.make_batches(cfg, teacher).at(6)
+    report = mxsim.gradient_bias(before, x, y, cfg, scheme)
+    assert run.losses[6] == report.loss_quantized
+    assert run.grad_norms[6] == pytest.approx(report.norm_quantized, rel=1e-9)
+    for j, group in enumerate(PROBE_GROUPS):
+        bias = report if group == "all" else report.groups[group]
+        assert run.probes.zeta[1, 0, j] == pytest.approx(bias.zeta, rel=1e-12)
+        assert run.probes.cos[1, 0, j] == pytest.approx(bias.cos, rel=1e-12)
+    for k, block in enumerate(before):
+        gamma = block["ln_gamma"]
+        assert run.probes.gamma_mean[1, k] == pytest.approx(gamma.mean(dtype=np.float64))
+        assert run.probes.gamma_saturated[1, k] == saturated_share(gamma, GAMMA_SITE)
+    # Held-out data are not the training batches, and the loss is the scheme's own forward.
+    x, y = mxsim.held_out(cfg, teacher)
+    assert not np.array_equal(x[: cfg.batch], mxsim.make_batches(cfg, teacher).at(0)[0])
+    loss, _ = mxsim.loss_and_grads(run.params, x, y, cfg, scheme)
+    exact_loss, _ = mxsim.loss_and_grads(run.params, x, y, cfg, mxsim.scheme("exact"))
+    assert run.eval_loss == pytest.approx(loss, rel=1e-6)
+    assert run.eval_loss != pytest.approx(exact_loss, rel=1e-6)
+    assert run.zero_loss == pytest.approx((y.astype(np.float64) ** 2).mean())
+    assert run.input_power == pytest.approx((x.astype(np.float64) ** 2).mean())
+
+
+def test_learning_is_judged_against_the_larger_trivial_loss() -> None:
+    # The script's teacher: mean(y^2) is 2.6e-5, far below what layer norm leaves.
+    small = mxsim.train(replace(TINY, steps=60), mxsim.scheme("exact"))
+    assert small.zero_loss < small.eval_loss < 0.5 * small.input_power
+    assert small.outcome.learned
+    # A loud teacher: now mean(y^2) is the larger, and a quarter of it passes.
+    loud = mxsim.train(replace(TINY, steps=150, teacher_gain=8.0), mxsim.scheme("exact"))
+    assert loud.input_power < loud.zero_loss
+    assert loud.outcome.learned == (loud.eval_loss < 0.5 * loud.zero_loss)
+
+
+def test_an_update_that_ruins_the_last_step_is_nonfinite() -> None:
+    cfg = mxsim.ProxyConfig(width=8, depth=1, batch=4, lr=1e30, steps=1, eval_samples=8)
+    run = mxsim.train(cfg, mxsim.scheme("exact"))
+    assert np.isfinite(run.losses).all()
+    assert (run.status, run.first_bad_step) == ("nonfinite", 0)
+    assert run.first_bad_tensor is not None
+
+
+@pytest.mark.parametrize("wrong", ["all_e4m3", None, {"ln_gamma": "exact"}])
+def test_a_scheme_that_is_none_is_refused_by_name(wrong: object) -> None:
+    params = mxsim.init_params(TINY)
+    x, y = mxsim.make_batches(TINY, mxsim.make_teacher(TINY)).at(0)
+    for call in (
+        lambda: mxsim.train(TINY, wrong),  # type: ignore[arg-type]
+        lambda: mxsim.loss_and_grads(params, x, y, TINY, wrong),  # type: ignore[arg-type]
+        lambda: mxsim.gradient_bias(params, x, y, TINY, wrong),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match="scheme must be a PrecisionScheme; got"):
+            call()
+    with pytest.raises(TypeError, match="cfg must be a ProxyConfig; got"):
+        mxsim.train({"width": 4}, mxsim.scheme("exact"))  # type: ignore[arg-type]
 
 
 def test_arms_of_one_seed_share_start_and_data_and_seeds_differ() -> None:
