@@ -488,28 +488,30 @@ def round_elementwise(
     """x, out (n,): round each element to a floating-point format, NaN and the sign of zero kept.
 
     Beyond the largest, the result is Inf if ``overflows``, else the largest; an Inf stays if the
-    format ``has_infinity``.  Values of 2**64 and more are rounded at 2**-64 of their
-    size, where the magic sum cannot overflow; every format's normal range covers that.
+    format ``has_infinity``.  Values of 2**64 and more are rounded at 2**-64 of their size, where
+    the magic sum cannot overflow, and values below 2**-64 at 2**64 of it, where nothing is
+    subnormal: exact both ways.
     """
     smallest_normal, largest, magic_factor, half_ulp = grid
-    unbounded = (smallest_normal, infinity, magic_factor, half_ulp)
     mode = style[0]
     one = power_of_two(np.int64(0), largest)
-    large = power_of_two(np.int64(64), largest)
-    small = power_of_two(np.int64(-64), largest)
+    large, small = power_of_two(np.int64(64), largest), power_of_two(np.int64(-64), largest)
+    beyond = infinity if overflows else largest
     for i in range(x.size):
         v = x[i]
+        q = abs(v)
         if v != v:
             out[i] = v
-            continue
-        q = abs(v)
-        down = small if q >= large else one
-        up = large if q >= large else one
-        if mode == STOCHASTIC:
-            u = random_run(random, i, 1)[0]
-            r = round_stochastically(q * down, u, unbounded) * up
+        elif q == infinity:
+            out[i] = with_sign(infinity if has_infinity else largest, v)
+        elif q >= largest + largest:  # further than any rounding reaches; Inf never compares here
+            out[i] = with_sign(beyond, v)
         else:
-            r = round_magnitude(q * down, mode, unbounded) * up
-        if not r <= largest:  # also when r is NaN, from Inf - Inf
-            r = infinity if overflows or (has_infinity and q == infinity) else largest
-        out[i] = with_sign(r, v)
+            down = small if q >= large else (large if q < small else one)
+            up = large if q >= large else (small if q < small else one)
+            scaled = (smallest_normal * down, infinity, magic_factor, half_ulp)
+            if mode == STOCHASTIC:
+                r = round_stochastically(q * down, random_run(random, i, 1)[0], scaled) * up
+            else:
+                r = round_magnitude(q * down, mode, scaled) * up
+            out[i] = with_sign(r if r <= largest else beyond, v)

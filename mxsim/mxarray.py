@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mxsim.formats import (
     FORMATS,
+    ROUNDINGS,
     SCALE_BIAS,
     SCALE_NAN,
+    SCALE_RULES,
     BlockFormat,
     FloatFormat,
     IntFormat,
     choose,
 )
-from mxsim.layout import Blocks, BlockSize, check_block_size, cut
+from mxsim.layout import Blocks, BlockSize, as_integer, check_block_size, cut
 
 Array = NDArray[Any]
 
@@ -192,12 +193,8 @@ class MXArray:
                 f"scales must have shape {blocks.grid(code_array.shape)} for codes of shape "
                 f"{code_array.shape}; got {scale_array.shape}"
             )
-        if (tensor_scale is None) == (form.scale == "e4m3"):
-            needs = "a positive float32" if form.scale == "e4m3" else "None"
-            raise ValueError(f"tensor_scale must be {needs} for {form.name}; got {tensor_scale!r}")
-        if tensor_scale is not None and not 0 < np.float32(tensor_scale) < np.inf:
-            raise ValueError(f"tensor_scale must be a positive float32; got {tensor_scale!r}")
-        return cls(code_array, scale_array, form, blocks, tensor_scale=tensor_scale)
+        scale = _check_tensor_scale(tensor_scale, form)
+        return cls(code_array, scale_array, form, blocks, tensor_scale=scale)
 
     def pack(self) -> NDArray[np.uint8]:
         """The element codes without gaps, in C order, as bytes (ceil(size * bits / 8),).
@@ -224,6 +221,7 @@ class MXArray:
         """
         form = as_format(fmt)
         data = _as_bytes("packed", packed, 255).reshape(-1)
+        shape = _check_shape(shape)
         size = math.prod(shape)
         needed = -(-size * form.element.bits // 8)
         if data.size != needed:
@@ -281,38 +279,66 @@ class MXArray:
             with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 header = json.loads(file["header"].tobytes())
                 elements, scales = file["elements"], file["scales"]
-            if header["mxsim"] != FILE_VERSION:
+            if header["mxsim"] != FILE_VERSION or set(header) != _HEADER:
                 raise ValueError(
                     f"file version {header['mxsim']}, this version reads {FILE_VERSION}"
                 )
             form = FORMATS[choose("format", header["format"], FORMATS)]
-            shape = tuple(int(n) for n in header["shape"])
-            blocks = Blocks(
-                tuple(int(a) for a in header["axes"]), tuple(int(s) for s in header["sizes"])
-            )
+            shape = _check_shape(header["shape"])
+            blocks = Blocks(_check_shape(header["axes"]), _check_shape(header["sizes"]))
             if not _consistent(blocks, shape) or scales.shape != blocks.grid(shape):
                 raise ValueError("scales do not fit the shape")
+            rules = SCALE_RULES if form.scale == "e8m0" else (form.name,)
+            scale_rule = choose("scale_rule", header["scale_rule"], rules)
+            rounding = choose("rounding", header["rounding"], ROUNDINGS)
             if scales.dtype != np.uint8 or elements.dtype != np.uint8:
                 raise ValueError("elements and scales must be bytes")
             if elements.size != -(-math.prod(shape) * form.element.bits // 8):
                 raise ValueError("elements do not fit the shape")
             codes = unpack_bits(elements.reshape(-1), form.element.bits, math.prod(shape))
-            tensor_scale = header["tensor_scale"]
-            if (tensor_scale is None) == (form.scale == "e4m3"):
-                raise ValueError("tensor_scale does not fit the format")
-            return cls(
-                codes.reshape(shape),
-                scales,
-                form,
-                blocks,
-                str(header["scale_rule"]),
-                str(header["rounding"]),
-                None if tensor_scale is None else float(tensor_scale),
-            )
+            tensor_scale = _check_tensor_scale(header["tensor_scale"], form)
+            codes = codes.reshape(shape)
+            return cls(codes, scales, form, blocks, scale_rule, rounding, tensor_scale)
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged archive raises anything: zlib, tokenize, memory
             raise ValueError(f"{path} is not a whole mxsim array file ({error})") from error
+
+
+_HEADER = {
+    "mxsim",
+    "format",
+    "shape",
+    "axes",
+    "sizes",
+    "scale_rule",
+    "rounding",
+    "tensor_scale",
+}
+
+
+def _check_shape(shape: object) -> tuple[int, ...]:
+    """A tuple of integers of at least 0; TypeError or ValueError naming anything else."""
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"shape must be a tuple of integers; got {shape!r}")
+    lengths = tuple(as_integer("shape", n, "a tuple of integers") for n in shape)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"shape must have lengths of at least 0; got {shape!r}")
+    return lengths
+
+
+def _check_tensor_scale(value: object, form: BlockFormat) -> float | None:
+    """None for an E8M0 format, a positive float32 for NVFP4; else an error that says so."""
+    if form.scale == "e8m0":
+        if value is not None:
+            raise ValueError(f"tensor_scale must be None for {form.name}; got {value!r}")
+        return None
+    message = f"tensor_scale must be a positive float32 for {form.name}; got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
+        raise TypeError(message)
+    if not 2.0**-149 <= value <= float(np.finfo(np.float32).max):
+        raise ValueError(message)
+    return float(np.float32(value))
 
 
 def _consistent(blocks: Blocks, shape: tuple[int, ...]) -> bool:

@@ -11,7 +11,6 @@ Element i lies in window w = i // 1024 at j = i % 1024 and takes word j // 256 o
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxsim.jit import inlined, kernel
+from mxsim.layout import as_integer
 
 WINDOW = 1024  # elements filled at once
 _LANES = np.uint64(WINDOW // 4)
@@ -42,11 +42,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name in ("seed", "step", "tensor"):
-            value = getattr(self, name)
-            try:
-                number = operator.index(value)
-            except TypeError:
-                raise TypeError(f"{name} must be an integer of at least 0; got {value!r}") from None
+            number = as_integer(name, getattr(self, name), "an integer of at least 0")
             if number < 0:
                 raise ValueError(f"{name} must be at least 0; got {number}")
             object.__setattr__(self, name, number)
@@ -58,7 +54,13 @@ class Noise:
         return sequence.generate_state(2, np.uint32).astype(np.uint64)
 
     def bits(self, size: int, start: int = 0) -> NDArray[np.uint32]:
-        """The bits of elements start .. start + size - 1, (size,)."""
+        """The bits of elements start .. start + size - 1, (size,).
+
+        Raises TypeError or ValueError unless both are integers of at least 0.
+        """
+        for name, value in (("size", size), ("start", start)):
+            if as_integer(name, value, "an integer of at least 0") < 0:
+                raise ValueError(f"{name} must be at least 0; got {value}")
         first = start // WINDOW
         windows = -(-(start + size) // WINDOW) - first
         filled = np.empty((windows, WINDOW), np.uint32)

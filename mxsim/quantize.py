@@ -99,7 +99,7 @@ class Rounder:
             kernels.fake_quantize_blocks(x, out, view.block, c.scaling, c.style, c.grid, random)
 
     def _run_nvfp4(self, x: Array, out: Array, view: View, random: Random) -> None:
-        narrow = np.asarray(x, np.float32)
+        narrow = _to_float32(x)
         c = _constants(self, narrow.dtype)
         target = out if out.dtype == np.float32 else np.empty_like(narrow)
         nvfp4.nvfp4_blocks(
@@ -317,11 +317,11 @@ def quantize(
     source = as_real(x)
     blocks = cut(source.shape, axis, rounder.block_size)
     checked_noise = _check_noise(noise, rounding, source.shape)
-    if nonfinite == "raise":
-        _check_finite(source)
     nv = rounder.format.scale == "e4m3"
     if nv:
         source = _to_float32(source)
+    if nonfinite == "raise":
+        _check_finite(source)
     codes = np.empty(source.shape, np.uint8)
     scales = np.empty(blocks.grid(source.shape), np.uint8)
     sums = np.zeros(8)
@@ -378,7 +378,7 @@ def _unit(x: Array) -> float:
 
 def _to_float32(x: Array) -> Array:
     with np.errstate(over="ignore", under="ignore"):
-        return x.astype(np.float32)
+        return x.astype(np.float32, copy=False)
 
 
 def _target(array: Array, view: View) -> Array:
@@ -430,7 +430,7 @@ def fake_quantize(
     blocks = cut(source.shape, axis, rounder.block_size)
     checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
-        _check_finite(source)
+        _check_finite(source if rounder.format.scale == "e8m0" else _to_float32(source))
     target = _check_out(out, source)
     if source.size:
         view = view_of(source, blocks, memory_order=rounding != "stochastic")
@@ -488,7 +488,7 @@ def _check_out(out: Array | None, source: Array) -> Array:
             f"out must be a writable {source.dtype} array of shape {source.shape}; "
             f"got {out.dtype} of shape {out.shape}" + ("" if out.flags.writeable else ", read-only")
         )
-    if any(stride == 0 and n > 1 for stride, n in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"out must have memory of its own for each element; got {out.strides=}")
     return out
 

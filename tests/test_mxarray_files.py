@@ -1,0 +1,398 @@
+"""Saving and loading: what is written comes back, and what is damaged or foreign is refused.
+
+A file that loads in spite of damage must hold the very array that was saved.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mxsim
+from tests import inputs
+from tests.comparing import assert_same_bits
+from tests.comparing_blocks import NAMES, block_format
+from tests.inputs import Array
+from tests.oracle_elements import UNUSUAL
+
+each_name = pytest.mark.parametrize("fmt", NAMES)
+
+
+def assert_same_array(got: mxsim.MXArray, want: mxsim.MXArray) -> None:
+    assert_same_bits(got.codes, want.codes)
+    assert_same_bits(got.scales, want.scales)
+    assert_same_bits(got.dequantize(), want.dequantize())
+    for name in ("format", "axis", "block_size", "scale_rule", "rounding", "tensor_scale", "shape"):
+        assert getattr(got, name) == getattr(want, name), name
+
+
+def assert_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match=path.name):
+        mxsim.MXArray.load(path)
+
+
+def saved(path: Path, fmt: str = "mxfp6_e3m2") -> mxsim.MXArray:
+    q = mxsim.quantize(inputs.random_near(np.float32)[:3], fmt, block_size=16)
+    q.save(path)
+    return q
+
+
+def members(path: Path) -> dict[str, Array]:
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(members(path)["header"].tobytes())
+    return header
+
+
+def rewrite(path: Path, **changed: Any) -> None:
+    """The file with other members; a header may be given as an object."""
+    parts: dict[str, Any] = members(path)
+    for name, value in changed.items():
+        if value is None:
+            del parts[name]
+        elif name == "header" and not isinstance(value, np.ndarray):
+            parts[name] = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        else:
+            parts[name] = value
+    with open(path, "wb") as file:
+        np.savez(file, **parts)
+
+
+# -------------------------------------------------------------------------------- what comes back
+
+
+@each_name
+@pytest.mark.parametrize(
+    ("axis", "block_size"), [(-1, None), (0, 5), (-1, (4, 3)), ((1, 0), (4, 3)), (-1, "tensor")]
+)
+def test_round_trip(tmp_path: Path, fmt: str, axis: Any, block_size: Any) -> None:
+    x = inputs.random_near(np.float32)[:7, :19].copy()
+    x[2, 2], x[3, 3] = np.nan, -0.0
+    rule = None if fmt == "nvfp4" else "rceil"
+    for same in (x, x.T, x[::-1, ::-1], x[:0]):
+        q = mxsim.quantize(same, fmt, axis, block_size, rule, "away")
+        q.save(tmp_path / "q.npz")
+        assert_same_array(mxsim.MXArray.load(tmp_path / "q.npz"), q)
+        assert_same_array(mxsim.MXArray.load(str(tmp_path / "q.npz")), q)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (5,), (3, 0), (1, 1, 1, 1), (2, 3, 4, 5)])
+def test_round_trip_of_every_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for fmt in NAMES:
+        q = mxsim.quantize(x, fmt)
+        q.save(tmp_path / "q")
+        assert_same_array(mxsim.MXArray.load(tmp_path / "q"), q)
+
+
+@each_name
+def test_round_trip_of_given_bits(tmp_path: Path, fmt: str) -> None:
+    q = mxsim.quantize(inputs.random_near(np.float32)[:3], fmt)
+    given = mxsim.MXArray.from_bits(q.codes, q.scales, fmt, tensor_scale=q.tensor_scale)
+    packed = mxsim.MXArray.unpack(q.pack(), q.shape, q.scales, fmt, tensor_scale=q.tensor_scale)
+    for each in (given, packed):
+        each.save(tmp_path / "q")
+        assert_same_array(mxsim.MXArray.load(tmp_path / "q"), each)
+
+
+def test_A10_a_file_carries_rule_and_rounding(tmp_path: Path) -> None:
+    # results that do not say which scale rule they are from
+    path = tmp_path / "q.npz"
+    for rule in ("floor", "rceil", "ceil", "even"):
+        q = mxsim.quantize(np.ones(40), "mxfp4_e2m1", scale_rule=rule, rounding="zero")
+        q.save(path)
+        back = mxsim.MXArray.load(path)
+        assert (back.scale_rule, back.rounding) == (rule, "zero")
+        assert (header_of(path)["scale_rule"], header_of(path)["rounding"]) == (rule, "zero")
+    noise = mxsim.Noise(1)
+    mxsim.quantize(np.ones(40), "mxint8", rounding="stochastic", noise=noise).save(path)
+    assert mxsim.MXArray.load(path).rounding == "stochastic"
+
+
+def test_the_path_is_the_file_written(tmp_path: Path) -> None:
+    # np.savez adds .npz to a name without it
+    saved(tmp_path / "plain")
+    assert [each.name for each in tmp_path.iterdir()] == ["plain"]
+
+
+def test_elements_are_packed_and_no_pickle_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "q.npz"
+    q = saved(path)
+    parts = members(path)
+    assert_same_bits(parts["elements"], q.pack())
+    assert_same_bits(parts["scales"], q.scales)
+    assert all(part.dtype == np.uint8 for part in parts.values())
+
+
+def test_what_was_loaded_has_no_statistics(tmp_path: Path) -> None:
+    saved(tmp_path / "q")
+    assert mxsim.MXArray.load(tmp_path / "q").stats is None
+
+
+# ------------------------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4_e2m1", "nvfp4"])
+def test_every_truncation_is_refused(tmp_path: Path, fmt: str) -> None:
+    path = tmp_path / "cut"
+    saved(path, fmt)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert_refused(path)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4_e2m1", "nvfp4"])
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, fmt: str, bit: int) -> None:
+    path = tmp_path / "flipped"
+    q = saved(path, fmt)
+    whole = path.read_bytes()
+    wrong: dict[str, list[int]] = {}
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << bit
+        path.write_bytes(damaged)
+        try:
+            back = mxsim.MXArray.load(path)
+        except ValueError:
+            continue
+        except Exception as error:
+            wrong.setdefault(type(error).__name__, []).append(at)
+        else:
+            assert_same_array(back, q)  # a date, or another field that nothing depends on
+    assert not wrong, f"bytes of {len(whole)} with an error other than ValueError: {wrong}"
+
+
+def test_bytes_before_and_after_are_refused_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "longer"
+    q = saved(path)
+    whole = path.read_bytes()
+    for damaged in (whole + b"x", b"x" + whole, whole + whole, whole[:100] + whole):
+        path.write_bytes(damaged)
+        try:
+            assert_same_array(mxsim.MXArray.load(path), q)
+        except ValueError:
+            continue
+
+
+# ------------------------------------------------------------------------------- foreign files
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"P",
+        b"PK\x03\x04",
+        b"\x80\x04K\x01.",
+        b"header",
+        b"\x93NUMPY",
+        bytes(200),
+        b"\xff" * 999,
+    ],
+    ids=["empty", "one byte", "zip's magic", "a pickle", "text", "npy's magic", "zeros", "ones"],
+)
+def test_files_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    assert_refused(path)
+
+
+def test_other_numpy_files(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    with open(path, "wb") as file:
+        np.save(file, np.arange(9))
+    assert_refused(path)
+    with open(path, "wb") as file:
+        np.save(file, np.array([None, {}], object), allow_pickle=True)
+    assert_refused(path)
+    empty: dict[str, Any] = {}
+    bytes_ = np.ones(1, np.uint8)
+    for parts in (empty, {"a": np.ones(3)}, {"header": np.ones(3)}, {"elements": bytes_}):
+        with open(path, "wb") as file:
+            np.savez(file, **parts)
+        assert_refused(path)
+    with open(path, "wb") as file:
+        np.savez(file, header=np.array({"mxsim": 1}, object))
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("name", ["header", "elements", "scales"])
+def test_a_member_that_is_no_array(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "other"
+    saved(path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    parts[f"{name}.npy"] = b"not an array"
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in parts.items():
+            archive.writestr(each, data)
+    assert_refused(path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        mxsim.MXArray.load(tmp_path / "nothing")
+    with pytest.raises((ValueError, OSError)):
+        mxsim.MXArray.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["header", "elements", "scales"])
+def test_a_missing_or_empty_member(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    rewrite(path, **{name: None})
+    assert_refused(path)
+    saved(path)
+    rewrite(path, **{name: np.zeros(0, np.uint8)})
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("name", ["elements", "scales"])
+def test_members_of_another_shape_or_type(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "q"
+    for kind in (np.int8, np.float32, np.uint16, np.int64, "<U1"):
+        saved(path)
+        rewrite(path, **{name: members(path)[name].astype(kind)})
+        assert_refused(path)
+    for change in (lambda a: a[:-1], lambda a: np.append(a, a), lambda a: a.reshape(-1)[:1]):
+        saved(path)
+        rewrite(path, **{name: change(members(path)[name])})
+        assert_refused(path)
+
+
+HEADERS = [b"null", b"[]", b"1", b'"text"', b"{}", b'{"mxsim": 1}', b"[1, 2]", b'{"mxsim": null}']
+HEADERS += [b'{"mxsim": 2}', b"", b"{", b"\xff\xfe", b"{'mxsim': 1}", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("text", HEADERS, ids=lambda text: str(text[:16]))
+def test_headers_that_are_none(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    rewrite(path, header=np.frombuffer(text, np.uint8))
+    assert_refused(path)
+
+
+WRONG: dict[str, list[Any]] = {  # of a (3, 32) array in blocks of 16 along axis 1
+    "mxsim": [0, 2, "1", None, [1]],
+    "format": ["mxint9", "", None, 3, ["mxint8"], {}, "nvfp4", "mxfp8_e4m3"],
+    "shape": [None, 3, "33", [], [3], [96], [3, 32, 1], [-3, -32], [3, "x"], [3.5, 32], {}],
+    "shape ": [[3.0, 32.0], [True, 96], ["3", "32"], [[3], [32]], [0, 32], [3, 2**31]],
+    "shape  ": [[2**62, 4], [2**70, 2**70], [10**30, 0]],
+    "axes": [None, 1, "1", [], [2], [-1], [0], [1, 1], ["1"], [1.0], [0, 1]],
+    "sizes": [
+        None,
+        16,
+        "16",
+        [],
+        [0],
+        [-16],
+        [15],
+        [32],
+        [16, 16],
+        ["16"],
+        [16.0],
+        [True],
+        [2**70],
+    ],
+    "scale_rule": [None, 3, "", "nearest", ["floor"], {}],
+    "rounding": [None, 3, "", "nearest", ["even"], {}],
+    "tensor_scale": [1.0, "1", 0, [1]],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(field.strip(), value) for field, values in WRONG.items() for value in values],
+    ids=lambda v: json.dumps(v)[:20],
+)
+def test_a_wrong_field_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    rewrite(path, header={**header_of(path), field: value})
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("field", ["mxsim", "format", "shape", "axes", "sizes", "tensor_scale"])
+def test_a_missing_field_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    header = header_of(path)
+    del header[field]
+    rewrite(path, header=header)
+    assert_refused(path)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, -1.0, float("nan"), float("inf"), "1.0", [1.0], True, 1e300, 1e-300, {}]
+)
+def test_a_wrong_tensor_scale_is_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "q"
+    saved(path, "nvfp4")
+    rewrite(path, header={**header_of(path), "tensor_scale": value})
+    assert_refused(path)
+
+
+def member_with_header(description: str, data: bytes) -> bytes:
+    """An npy file that says of itself what `description` says."""
+    text = description.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize("name", ["header", "elements", "scales"])
+@pytest.mark.parametrize(
+    "description",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1152921504606846976,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (4611686018427387904, 8), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-1,), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,), }",
+        "{'descr': '|u1'}",
+    ],
+)
+def test_members_that_claim_what_they_are_not(tmp_path: Path, name: str, description: str) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    parts = {}
+    for each, array in members(path).items():
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        parts[each] = buffer.getvalue()
+    parts[name] = member_with_header(description, bytes(100))
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in parts.items():
+            archive.writestr(f"{each}.npy", data)
+    assert_refused(path)
+
+
+def test_a_stored_checksum_is_checked(tmp_path: Path) -> None:
+    # the elements changed where their bytes lie, and nothing else
+    path = tmp_path / "q"
+    q = saved(path)
+    whole = path.read_bytes()
+    packed = q.pack().tobytes()
+    at = whole.index(packed)
+    assert zlib.crc32(packed) != zlib.crc32(bytes([packed[0] ^ 1]) + packed[1:])
+    path.write_bytes(whole[:at] + bytes([packed[0] ^ 1]) + whole[at + 1 :])
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("element", UNUSUAL[:2], ids=str)
+def test_a_format_without_a_name_cannot_be_saved(tmp_path: Path, element: Any) -> None:
+    q = mxsim.quantize(np.ones(32), block_format(element))
+    with pytest.raises(ValueError, match=r"mxsim\.FORMATS"):
+        q.save(tmp_path / "q")
+    assert not (tmp_path / "q").exists()
