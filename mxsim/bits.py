@@ -147,3 +147,28 @@ def unit_fraction(typingctx: Any, bits: Any, like: Any) -> Any:
         return builder.fmul(builder.sitofp(upper, kind), ir.Constant(kind, 2.0**-24))
 
     return like(types.uint32, like), codegen
+
+
+@intrinsic
+def largest_of_32(typingctx: Any, values: Any, start: Any) -> Any:
+    """Largest magnitude_bits of values[start : start + 32], a C-contiguous vector.
+
+    One vector load and one reduction: LLVM turns the loop that says the same into scalar code,
+    which takes longer than the rest of the quantizer.  The caller keeps start + 32 in range.
+    """
+    integer = _LAYOUT[values.dtype][0]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width = integer.bitwidth
+        kind, vector = ir.IntType(width), ir.VectorType(ir.IntType(width), 32)
+        array = context.make_array(signature.args[0])(context, builder, value=args[0])
+        pointer = builder.gep(array.data, [args[1]])
+        bits = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=width // 8)
+        magnitudes = builder.and_(bits, ir.Constant(vector, [2 ** (width - 1) - 1] * 32))
+        name = f"llvm.vector.reduce.smax.v32i{width}"
+        reduction = builder.module.globals.get(name) or ir.Function(
+            builder.module, ir.FunctionType(kind, [vector]), name
+        )
+        return builder.call(reduction, [magnitudes])
+
+    return integer(values, types.intp), codegen

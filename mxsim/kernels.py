@@ -30,6 +30,7 @@ import numpy as np
 from mxsim.bits import (
     binade,
     from_bits,
+    largest_of_32,
     magnitude_bits,
     normal_exponent,
     power_of_two,
@@ -41,7 +42,7 @@ from mxsim.philox import random_run
 
 EVEN, AWAY, ZERO, STOCHASTIC = 0, 1, 2, 3  # element rounding, in the order of formats.ROUNDINGS
 
-GROUP = 16  # blocks handled at once along the last axis
+GROUP = 64  # blocks handled at once along the last axis
 TILE = 4096  # columns handled at once when walking rows: 32 rows of them fit the L2 cache
 
 
@@ -262,14 +263,11 @@ def fake_quantize_last(x: Any, out: Any, block: Any, scaling: Any, style: Any, g
             right = min(left + GROUP * block, n)
             run, target = x[i, left:right], out[i, left:right]
             blocks = -(-run.size // block)
-            if block == 32:  # a constant length is unrolled
-                _block_maxima(run, 32, bits[:blocks])
-            else:
-                _block_maxima(run, block, bits[:blocks])
+            _block_maxima(run, block, bits[:blocks])
             like = run[0]
             for k in range(blocks):
                 _, inverse[k], scale[k] = block_scale(bits[k], scaling, like)
-            if block == 32:
+            if block == 32:  # a constant length is unrolled
                 _round_blocks(run, target, 32, inverse, scale, style, grid)
             else:
                 _round_blocks(run, target, block, inverse, scale, style, grid)
@@ -279,7 +277,10 @@ def fake_quantize_last(x: Any, out: Any, block: Any, scaling: Any, style: Any, g
 def _block_maxima(run: Any, block: Any, bits: Any) -> None:
     """Largest bit pattern in each of a run's consecutive blocks, the last maybe shorter."""
     whole = run.size // block
-    for k in range(whole):
+    if block == 32:
+        for k in range(whole):
+            bits[k] = largest_of_32(run, k * 32)
+    for k in range(0 if block == 32 else whole):
         values = run[k * block : k * block + block]
         largest = magnitude_bits(values[0])
         for j in range(block):
@@ -325,7 +326,7 @@ def fake_quantize_blocks(
     outer, n, m = x.shape
     width = tile_width(m, columns)
     bits = np.empty(width, type(scaling[0]))
-    exponents = np.empty(width, np.int64)
+    exponents = np.empty(width, np.int16)
     inverse, scale = np.empty(width, x.dtype), np.empty(width, x.dtype)
     for o in range(outer):
         for top in range(0, n, rows):
@@ -379,7 +380,7 @@ def quantize_blocks(
     outer, n, m = x.shape
     width = tile_width(m, columns)
     bits = np.empty(width, type(scaling[0]))
-    exponents = np.empty(width, np.int64)
+    exponents = np.empty(width, np.int16)
     inverse, scale = np.empty(width, x.dtype), np.empty(width, x.dtype)
     ones = np.ones(width, x.dtype)
     rounded = np.empty(width, x.dtype)

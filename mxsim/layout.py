@@ -207,5 +207,7 @@ def view_in_order(shape: tuple[int, ...], order: tuple[int, ...], blocks: Blocks
     lengths = [shape[a] for a in order]
     outer, n, inner = math.prod(lengths[:axis]), lengths[axis], math.prod(lengths[axis + 1 :])
     if inner == 1:
+        if n % block == 0:  # rows of whole blocks are one long row
+            outer, n = 1, outer * n
         return View(order, (1, outer, n), (1, block))
     return View(order, (outer, n, inner), (block, 1))

@@ -174,7 +174,8 @@ class MXArray:
         block_size: BlockSize | None = None,
         tensor_scale: float | None = None,
     ) -> MXArray:
-        """An MXArray of given element codes and scale bytes.
+        """An MXArray of given element codes and scale bytes; how they came about it cannot know,
+        and it says the format's default scale rule and rounding.
 
         Raises TypeError unless both are integer arrays, ValueError for a code or byte out of range
         or a shape of scales that does not fit; NVFP4 needs ``tensor_scale``, no other takes one.
@@ -194,7 +195,8 @@ class MXArray:
                 f"{code_array.shape}; got {scale_array.shape}"
             )
         scale = _check_tensor_scale(tensor_scale, form)
-        return cls(code_array, scale_array, form, blocks, tensor_scale=scale)
+        rule = "floor" if form.scale == "e8m0" else form.name
+        return cls(code_array, scale_array, form, blocks, rule, tensor_scale=scale)
 
     def pack(self) -> NDArray[np.uint8]:
         """The element codes without gaps, in C order, as bytes (ceil(size * bits / 8),).
