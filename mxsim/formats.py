@@ -1,7 +1,7 @@
 """Facts about number formats: elements, block formats, and the scale rules.
 
 A format is the few independent facts; everything else is a property computed from them, so that
-nothing can disagree.  No array is touched here: rounding lives in ``kernels.py``.
+nothing can disagree.  No array is touched here: rounding lives in ``rounding.py``.
 
 Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 (elements, scales) and 6.3
 (conversion).

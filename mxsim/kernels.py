@@ -1,24 +1,17 @@
-"""The Numba loops behind quantize.py: shared scale, element rounding, codes.
+"""The Numba loops behind quantize.py: block maxima, rows, codes.
 
-What holds everywhere here:
+What happens to one element or one scale is in rounding.py.  What holds everywhere here:
 
-- Exponents come from bits, never from a floating-point log2.  No fastmath, so NaN tests and
-  roundings mean what they say.
-- One element rounding, ``round_magnitude``, serves every loop.  It works on q = |x| / scale, where
-  the element grid is fixed; scaling by a power of two is exact both ways, so this is the one
-  rounding that an element undergoes.
 - Arrays arrive C-contiguous as (outer, n, m), in blocks of (rows, columns).  Blocks along the last
   axis have one row, blocks along the first one column.  Loops walk rows and keep one row of block
   maxima, so no layout needs a transpose or a copy.
 - Constants arrive as arguments in the array's own float type: a captured global would be frozen
   into the compile cache, and a float64 literal would widen float32 arithmetic.
 
-Arguments that always travel together are tuples, built in quantize.py:
+Arguments that always travel together are tuples, built in quantize.py: ``scaling``, ``grid`` and
+``layout`` (see rounding.py), ``random`` (see philox.random_run), and
 
-    scaling = (nan_from, emax, bump_above)              bits of the first NaN-making maximum, ...
-    grid = (smallest_normal, largest, magic_factor, half_ulp)                   element format
-    style = (mode, zero, one_sided)                     rounding; -0.0, or 0.0 where -0 is lost; ...
-    random                                              bits, see philox.random_run
+    style = (mode, zero, one_sided)     rounding; -0.0, or 0.0 where -0 is lost; two's complement
 """
 
 from __future__ import annotations
@@ -27,132 +20,25 @@ from typing import Any
 
 import numpy as np
 
-from mxsim.bits import (
-    binade,
-    from_bits,
-    largest_of_32,
-    magnitude_bits,
-    normal_exponent,
-    power_of_two,
-    unit_fraction,
-    with_sign,
-)
+from mxsim.bits import largest_of_32, magnitude_bits, power_of_two, with_sign
 from mxsim.jit import kernel
 from mxsim.philox import random_run
-
-EVEN, AWAY, ZERO, STOCHASTIC = 0, 1, 2, 3  # element rounding, in the order of formats.ROUNDINGS
+from mxsim.rounding import (
+    EVEN,
+    STOCHASTIC,
+    block_scale,
+    cap_positive,
+    encode,
+    raise_tiny,
+    round_magnitude,
+    round_stochastically,
+)
 
 GROUP = 64  # blocks handled at once along the last axis
 TILE = 4096  # columns handled at once when walking rows: 32 rows of them fit the L2 cache
 
 
-# ---------------------------------------------------------------- one element
-
-
-@kernel
-def round_magnitude(q: Any, mode: Any, grid: Any) -> Any:
-    """Round q >= 0 (finite) to the element grid and saturate; exact in q's own float type.
-
-    Adding and subtracting a power of two whose unit in the last place is the grid's step makes the
-    processor round to nearest even; the other modes correct that result, and their tests are
-    exact because q - r is.  Clamping q to the largest first is the same as saturating after
-    rounding (the largest is on the grid) and bounds the intermediate sum.
-    """
-    smallest_normal, largest, magic_factor, half_ulp = grid
-    q = q if q < largest else largest
-    power = binade(q)
-    magic = (power if power > smallest_normal else smallest_normal) * magic_factor
-    r = (q + magic) - magic
-    if mode == AWAY:
-        half_step = magic * half_ulp
-        if q - r == half_step:
-            r += half_step + half_step
-    elif mode == ZERO and r > q:
-        half_step = magic * half_ulp
-        r -= half_step + half_step
-    return r
-
-
-@kernel
-def round_stochastically(q: Any, u: Any, grid: Any) -> Any:
-    """Round q >= 0 up with probability (distance from the grid point below) / step.
-
-    u: uint32 random bits, of which the upper 24 are a fraction in [0, 1); up if the distance in
-    steps exceeds it.  A distance that is a multiple of 2**-24 steps gets its probability exactly.
-    """
-    smallest_normal, largest, magic_factor, half_ulp = grid
-    q = q if q < largest else largest
-    power = binade(q)
-    magic = (power if power > smallest_normal else smallest_normal) * magic_factor
-    step = magic * half_ulp + magic * half_ulp
-    r = (q + magic) - magic
-    below = r - step if r > q else r
-    return below + step if q - below > unit_fraction(u, q) * step else below
-
-
-@kernel
-def raise_tiny(q: Any, x: Any) -> Any:
-    """q = |x| / scale, but at least 2**-110 where x is not 0: the product may have underflowed.
-
-    Below 2**-24 steps only u = 0 rounds up, whatever the distance; 2**-110 is below that for any
-    element of 8 bits (7 exponent bits: a step of 2**-62).
-    """
-    tiny = power_of_two(np.int64(-110), q)
-    return tiny if q < tiny and x != 0 else q
-
-
-@kernel
-def encode(r: Any, negative: Any, layout: Any, grid: Any) -> Any:
-    """Bit pattern of an element of magnitude r (on the grid), as an int64."""
-    emin, man_bits, total_bits, is_integer = layout
-    if r < grid[0]:
-        magnitude = np.int64(r * power_of_two(man_bits - emin, r))
-    else:
-        field = normal_exponent(r) - emin + 1
-        fraction = np.int64(r / binade(r) * power_of_two(man_bits, r)) - (1 << man_bits)
-        magnitude = (field << man_bits) + fraction
-    if is_integer:
-        return (-magnitude if negative else magnitude) & ((1 << total_bits) - 1)
-    return magnitude + ((1 << (total_bits - 1)) if negative else 0)
-
-
-# ---------------------------------------------------------------- one block's scale
-
-
-@kernel
-def block_scale(bits: Any, scaling: Any, like: Any) -> Any:
-    """Shared exponent, 1/scale and scale of a block, from its maximum's bit pattern.
-
-    The exponent is floor(log2 amax) - emax, plus one if amax's significand lies above
-    ``bump_above`` (every scale rule has this shape, see BlockFormat.bump_threshold), clamped to
-    -127..127.  From ``nan_from`` on it is 128 (byte 255) and both factors are NaN; an Inf below
-    that gets 127.  Free of branches, so that it vectorizes over columns.
-    """
-    nan_from, emax, bump_above = scaling
-    one = power_of_two(np.int64(0), like)
-    zero = one - one
-    half = power_of_two(np.int64(-1), like)
-    amax = from_bits(bits, like)
-    subnormal = binade(amax) == zero
-    amax = amax * (power_of_two(np.int64(32), like) if subnormal else one)  # exact
-    power = binade(amax)
-    exponent = normal_exponent(amax) - emax
-    exponent -= np.int64(32) if subnormal else np.int64(0)
-    exponent += np.int64(1) if amax > bump_above * power else np.int64(0)
-    exponent = exponent if exponent > np.int64(-127) else np.int64(-127)
-    exponent = exponent if exponent < np.int64(127) else np.int64(127)
-    exponent = exponent if power - power == zero else np.int64(127)  # Inf - Inf is NaN
-    # 2**-127 is subnormal in float32: reached by halving.
-    low, high = exponent < np.int64(-126), exponent > np.int64(126)
-    scale = power_of_two(np.int64(-126) if low else exponent, like) * (half if low else one)
-    inverse = power_of_two(np.int64(-126) if high else -exponent, like) * (half if high else one)
-    nan = zero / zero
-    bad = bits >= nan_from
-    return (
-        np.int64(128) if bad else exponent,
-        nan if bad else inverse,
-        nan if bad else scale,
-    )
+# ---------------------------------------------------------------- columns
 
 
 @kernel
@@ -216,15 +102,7 @@ def _round_row(row: Any, out: Any, inverse: Any, scale: Any, style: Any, grid: A
     else:
         for j in range(row.size):
             r = round_magnitude(abs(row[j]) * inverse[j], mode, grid)
-            out[j] = with_sign(_cap(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
-
-
-@kernel
-def _cap(r: Any, x: Any, one_sided: Any, grid: Any) -> Any:
-    """The largest positive of a two's complement format lies one step below its most negative."""
-    largest = grid[1]
-    step = grid[0] * grid[2] * (grid[3] + grid[3])
-    return largest - step if one_sided and r == largest and x > 0 else r
+            out[j] = with_sign(cap_positive(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
 
 
 @kernel
@@ -241,7 +119,7 @@ def _round_row_stochastically(
         for j in range(u.size):
             q = raise_tiny(abs(x[j]) * down[j], x[j])
             r = round_stochastically(q, u[j], grid)
-            y[j] = with_sign(_cap(r, x[j], one_sided, grid), x[j]) * up[j] + zero
+            y[j] = with_sign(cap_positive(r, x[j], one_sided, grid), x[j]) * up[j] + zero
         done = stop
 
 
@@ -311,10 +189,12 @@ def _round_blocks(
         else:
             for j in range(block):
                 r = round_magnitude(abs(values[j]) * down, mode, grid)
-                target[j] = with_sign(_cap(r, values[j], one_sided, grid), values[j]) * up + zero
+                target[j] = (
+                    with_sign(cap_positive(r, values[j], one_sided, grid), values[j]) * up + zero
+                )
     for j in range(whole * block, run.size):
         r = round_magnitude(abs(run[j]) * inverse[whole], mode, grid)
-        out[j] = with_sign(_cap(r, run[j], one_sided, grid), run[j]) * scale[whole] + zero
+        out[j] = with_sign(cap_positive(r, run[j], one_sided, grid), run[j]) * scale[whole] + zero
 
 
 @kernel
@@ -453,7 +333,7 @@ def _add_statistics(
         if exponents[j] == 128 or q - q != 0:  # a NaN block, or an Inf
             sums[7] += 1.0
             continue
-        if q > _cap(grid[1], row[j], one_sided, grid):
+        if q > cap_positive(grid[1], row[j], one_sided, grid):
             sums[2] += 1.0
             hit[j] = True
         sums[3] += 1.0 if rounded[j] == 0 and row[j] != 0 else 0.0

@@ -21,18 +21,16 @@ import numpy as np
 
 from mxsim.bits import from_bits, power_of_two, with_sign
 from mxsim.jit import kernel
-from mxsim.kernels import (
+from mxsim.kernels import column_maxima, finite_maximum, tile_width
+from mxsim.philox import random_run
+from mxsim.rounding import (
     EVEN,
     STOCHASTIC,
-    column_maxima,
     encode,
-    finite_maximum,
     raise_tiny,
     round_magnitude,
     round_stochastically,
-    tile_width,
 )
-from mxsim.philox import random_run
 
 E4M3_NAN = 0x7F
 

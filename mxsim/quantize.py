@@ -1,7 +1,8 @@
 """The front door to MX arithmetic: ``quantize``, ``fake_quantize``, ``round_to``.
 
-Here arguments are checked and put before the kernels; what rounds is in kernels.py and nvfp4.py.
-``Rounder`` is the prepared form that the training loop calls: the same arithmetic, unchecked.
+Here arguments are checked and put before the kernels; what rounds is in rounding.py, kernels.py
+and nvfp4.py.  ``Rounder`` is the prepared form that the training loop calls: the same arithmetic,
+unchecked.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _grid(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
     real, bits = dtype.type, SIGNIFICAND_BITS[dtype]
     largest = element.largest
     if isinstance(element, IntFormat) and not element.symmetric:
-        largest += element.smallest_subnormal  # of the negative side; kernels._cap is the positive
+        largest += element.smallest_subnormal  # of the negative side: see rounding.cap_positive
     return (
         real(element.smallest_normal),
         real(largest),
@@ -172,7 +173,7 @@ def _layout(element: Element) -> tuple[Any, Any, Any, bool]:
 
 @dataclass(frozen=True)
 class _Constants:
-    """The kernels' tuples (see kernels.py) for one rounder and float type."""
+    """The kernels' tuples (see rounding.py) for one rounder and float type."""
 
     scaling: tuple[Any, Any, Any]
     style: tuple[Any, Any, Any]
