@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mxsim.bits import largest_of_32, magnitude_bits, power_of_two, with_sign
+from mxsim.bits import from_bits, largest_of_32, magnitude_bits, power_of_two, with_sign
 from mxsim.jit import kernel
 from mxsim.philox import random_run
 from mxsim.rounding import (
@@ -347,12 +347,14 @@ def _add_statistics(
 @kernel
 def finite_maximum(x: Any) -> Any:
     """Largest magnitude among the finite elements of x (n,); 0 if there are none."""
-    largest = x.dtype.type(0)
-    for i in range(x.size):
-        a = abs(x[i])
-        if a > largest and a - a == 0:
-            largest = a
-    return largest
+    like = x.dtype.type(0)
+    nothing, infinity = magnitude_bits(like), magnitude_bits(x.dtype.type(np.inf))
+    largest = nothing
+    for i in range(x.size):  # on bit patterns: a maximum of floats does not vectorize
+        bits = magnitude_bits(x[i])
+        bits = bits if bits < infinity else nothing
+        largest = bits if bits > largest else largest
+    return from_bits(largest, like)
 
 
 @kernel

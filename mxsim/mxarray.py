@@ -47,8 +47,9 @@ class QuantizationStats:
     """What a quantization did, over the finite elements of blocks that are not NaN.
 
     - elements, blocks: their numbers (all of them), nonfinite: elements in NaN blocks, and Inf.
-    - saturated: share of elements with |x| > largest * scale, before rounding;
-      saturated_blocks: share of blocks whose maximum is.
+    - saturated: share of elements with |x| > largest * scale, before rounding (NVFP4: that product
+      in float32; asymmetric INT8: negatives from beyond -2); saturated_blocks: share of all blocks
+      that hold one.
     - flushed: share of elements that are not zero and became zero.
     - relative_error: sum (q - x)^2 / sum x^2 (0 for all zeros).
     - gain: aligned gain <x, q> / <x, x> (1 for all zeros); gain - 1 is the coherent bias.

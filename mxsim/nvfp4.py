@@ -65,7 +65,8 @@ def _column_scales(
 @kernel
 def _quotient(x: Any, scale: Any) -> Any:
     """|x| / scale; 0 under a zero scale, NaN under a NaN one."""
-    return abs(x) / scale if scale > 0 else scale
+    q = abs(x) / scale  # always: a branch would keep the loop scalar
+    return q if scale > 0 else scale
 
 
 @kernel

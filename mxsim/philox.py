@@ -33,7 +33,8 @@ _32 = np.uint64(32)
 class Noise:
     """Names a stream of random bits: one for each (seed, step, tensor), all independent.
 
-    Raises TypeError unless all three are integers, ValueError if one is negative.
+    Raises TypeError unless all three are integers, ValueError if one is negative, or step or tensor
+    2**32 or more.
     """
 
     seed: int
@@ -45,6 +46,8 @@ class Noise:
             number = as_integer(name, getattr(self, name), "an integer of at least 0")
             if number < 0:
                 raise ValueError(f"{name} must be at least 0; got {number}")
+            if name != "seed" and number >= 2**32:  # SeedSequence would split it over two words
+                raise ValueError(f"{name} must be below 2**32; got {number}")
             object.__setattr__(self, name, number)
 
     @property

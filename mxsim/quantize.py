@@ -453,7 +453,8 @@ def round_to(
     """Round each element to a floating-point format: ``bf16``, ``fp16`` or any FloatFormat.
 
     IEEE 754: overflow to Inf, gradual underflow, NaN and the sign of zero kept; but a format
-    without Inf (``specials`` "nan" or "none") saturates.  Rounding toward ``zero`` stops at the
+    without Inf (``specials`` "nan" or "none") saturates.  Stochastic rounding beyond the largest
+    goes to Inf or back with its probability.  Rounding toward ``zero`` stops at the
     largest finite value.  Returns float64 for float64 (rounded once) and for integers of 32 bits
     and more, else float32, shape of x.  Errors as for ``fake_quantize``; ValueError for a format
     wider than the array's float type.

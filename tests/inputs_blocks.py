@@ -65,9 +65,9 @@ def deciding_bits(x: Array, element: Element, rule: str = "floor") -> Array:
 def tensors(dtype: Any) -> dict[str, Array]:
     """(rows, 48) tensors for formats with a scale for the whole: every magnitude, every special."""
     rng = np.random.default_rng(12)
-    normal = rng.normal(size=(24, 48))
-    spread = normal * np.exp2(rng.integers(-30, 1, (24, 48)))
-    rows = normal * np.exp2(rng.integers(-24, 1, (24, 1)))
+    normal = rng.normal(size=(16, 48))
+    spread = normal * np.exp2(rng.integers(-30, 1, (16, 48)))
+    rows = normal * np.exp2(rng.integers(-24, 1, (16, 1)))
     short = np.round(normal * 8) / 8
     specials = normal.copy()
     specials[3, 5], specials[7, 40], specials[9, 0:2] = np.nan, np.inf, (-np.inf, np.nan)
@@ -77,8 +77,8 @@ def tensors(dtype: Any) -> dict[str, Array]:
         "spread": spread,
         "rows of different size": rows,
         "short mantissas": short,
-        "zeros": np.copysign(np.zeros((24, 48)), normal),
-        "one element": np.where(np.arange(24 * 48).reshape(24, 48) == 777, normal, 0),
+        "zeros": np.copysign(np.zeros((16, 48)), normal),
+        "one element": np.where(np.arange(16 * 48).reshape(16, 48) == 555, normal, 0),
         "specials": specials,
     }
     scaled = {

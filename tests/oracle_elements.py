@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from tests import oracle
 from tests.oracle import NAN_BYTE, Array, Block, Quantized, pow2
 
 ROUNDINGS = (*oracle.ROUNDINGS, "stochastic")
+Number = TypeVar("Number", Fraction, float)
 LOST_CODES = {"none": 0, "nan": 1}  # of the top exponent; "ieee" loses all of its codes
 
 
@@ -132,8 +133,8 @@ UNUSUAL = (
 
 
 def round_index(
-    magnitude: Fraction,
-    values: Sequence[Fraction],
+    magnitude: Number,
+    values: Sequence[Number],
     rounding: str,
     bits: int = 0,
     one_digit: bool = False,
@@ -142,7 +143,7 @@ def round_index(
 
     Stochastic: up where the part above the value below exceeds u steps, u = (bits >> 8) / 2^24.
     `one_digit`: no mantissa, so that of two neighbours above zero neither is even; IEEE 754-2019,
-    4.3.1: then a tie goes to the larger.
+    4.3.1: then a tie goes to the larger. Numbers may be floats where no difference is rounded.
     """
     clamped = min(magnitude, values[-1])
     below = bisect_right(values, clamped) - 1
@@ -151,10 +152,9 @@ def round_index(
     step = values[below + 1] - values[below]
     part = (clamped - values[below]) / step
     if rounding == "stochastic":
-        return below + (part > Fraction(bits >> 8, 2**24))
+        return below + (part * 2**24 > bits >> 8)
     odd = below > 0 if one_digit else below % 2 == 1
-    half = Fraction(1, 2)
-    up = {"zero": False, "away": part >= half, "even": part > half or (part == half and odd)}
+    up = {"zero": False, "away": 2 * part >= 1, "even": 2 * part > 1 or (2 * part == 1 and odd)}
     return below + up[rounding]
 
 

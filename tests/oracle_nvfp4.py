@@ -22,6 +22,7 @@ from tests.oracle_elements import ELEMENTS, round_index
 
 F32 = np.float32
 E4M3, E2M1 = ELEMENTS["mxfp8_e4m3"], ELEMENTS["mxfp4_e2m1"]
+E2M1_VALUES = [float(value) for value in E2M1.positive]
 NAN_CODE, LARGEST_CODE = 0x7F, 0x7E
 
 
@@ -52,6 +53,11 @@ def block_scale_code(amax: Any, s_t: Any) -> int:
     return round_index(Fraction(float(ratio)), E4M3.positive, "even")
 
 
+def round_element(quotient: Any, rounding: str, bits: int) -> int:
+    """The magnitude code of a float32 >= 0. In float64 no difference from an E2M1 is rounded."""
+    return round_index(float(quotient), E2M1_VALUES, rounding, bits)
+
+
 def quantize_row(
     row: Array, s_t: Any, rounding: str, bits: Array, nonfinite: str
 ) -> tuple[int, list[int], list[Any]]:
@@ -69,9 +75,9 @@ def quantize_row(
             index = len(E2M1.positive) - 1
         elif scale > 0:
             quotient = np.abs(x) / scale
-            index = round_index(Fraction(float(quotient)), E2M1.positive, rounding, random)
+            index = round_element(quotient, rounding, random)
         codes.append(E2M1.encode(bool(np.signbit(x)), index))
-        values.append(np.copysign(F32(float(E2M1.positive[index])) * scale, x))
+        values.append(np.copysign(F32(E2M1_VALUES[index]) * scale, x))
     return code, codes, values
 
 

@@ -143,26 +143,24 @@ def test_what_was_loaded_has_no_statistics(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- damaged files
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4_e2m1", "nvfp4"])
-def test_every_truncation_is_refused(tmp_path: Path, fmt: str) -> None:
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut"
-    saved(path, fmt)
+    saved(path, "mxfp4_e2m1")
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         assert_refused(path)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4_e2m1", "nvfp4"])
-@pytest.mark.parametrize("bit", [0, 3, 7])
-def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, fmt: str, bit: int) -> None:
+@pytest.mark.parametrize(("fmt", "turn"), [("mxfp4_e2m1", 0), ("nvfp4", 1)])
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, fmt: str, turn: int) -> None:
     path = tmp_path / "flipped"
     q = saved(path, fmt)
     whole = path.read_bytes()
     wrong: dict[str, list[int]] = {}
     for at in range(len(whole)):
         damaged = bytearray(whole)
-        damaged[at] ^= 1 << bit
+        damaged[at] ^= 1 << (turn * at % 8)  # the lowest bit of each byte, or one bit after another
         path.write_bytes(damaged)
         try:
             back = mxsim.MXArray.load(path)

@@ -96,3 +96,11 @@ def test_C11_every_bit_is_fair_and_every_value_as_likely() -> None:
     counts = np.bincount(bits >> np.uint32(24), minlength=256)
     chi_square = float(((counts - N / 256) ** 2 / (N / 256)).sum())
     assert abs(chi_square - 255) < 4 * math.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("field", ["step", "tensor"])
+def test_words_that_would_spill_into_the_next_are_refused(field: str) -> None:
+    # SeedSequence splits integers into 32-bit words: (2**32, 5) and (0, 1 + 5 * 2**32) would agree.
+    with pytest.raises(ValueError, match=rf"{field} must be below 2\*\*32; got 4294967296"):
+        mxsim.Noise(0, **{field: 2**32})
+    mxsim.Noise(2**70, **{field: 2**32 - 1})

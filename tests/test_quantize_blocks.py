@@ -96,19 +96,19 @@ def test_empty_arrays(fmt: str, shape: tuple[int, ...], dtype: Any) -> None:
 
 @each_dtype
 @each_name
-@pytest.mark.parametrize("block_size", [1, 2, 15, 16, 17, 31, 64, 67, 68])
+@pytest.mark.parametrize("block_size", [1, 2, 15, 16, 33, 64, 67, 68])
 def test_block_sizes_from_one_to_past_the_axis(fmt: str, block_size: int, dtype: Any) -> None:
     x = matrix(dtype, (4, 67, 3))
-    for axis, turned in ((1, x), (2, x.swapaxes(1, 2)), (0, x.swapaxes(0, 1))):
-        assert_agrees(turned, How(fmt, axis, block_size))
+    for axis, turned in ((1, x), (2, x.swapaxes(1, 2)), (0, x.swapaxes(0, 1)[:, :2])):
         noise = inputs_blocks.random_words(turned.shape)
+        assert_agrees(turned, How(fmt, axis, block_size))
         assert_agrees(turned, How(fmt, axis, block_size, None, "stochastic"), noise=noise)
 
 
 @each_name
 def test_long_rows_and_columns(fmt: str) -> None:
-    # past the width of any tile
-    for shape in [(3, 1300), (1300, 3), (40, 300), (2, 5, 1030)]:
+    # past the width of any tile, and of a group of blocks
+    for shape in [(2, 4500), (4500, 2), (2, 5, 530)]:
         x = matrix(np.float32, shape)
         assert_agrees(x, How(fmt, -1, 32))
         assert_agrees(x, How(fmt, -2, 32))

@@ -33,34 +33,30 @@ def exponents(element: Element, dtype: Any) -> list[int]:
 
 
 @each_dtype
-@each_rounding
 @each_rule
 @each_format
-def test_ties_and_their_neighbours(
-    fmt: str | Element, rule: str, rounding: str, dtype: Any
-) -> None:
+def test_ties_and_their_neighbours(fmt: str | Element, rule: str, dtype: Any) -> None:
     element = oracle_element(fmt)
     for exponent in exponents(element, dtype):
         x = inputs_blocks.tie_blocks(element, dtype, exponent)
-        assert_agrees(x, How(fmt, scale_rule=rule, rounding=rounding))
+        for rounding in oracle.ROUNDINGS:
+            assert_agrees(x, How(fmt, scale_rule=rule, rounding=rounding))
 
 
 @each_dtype
-@each_rule
 @each_format
-def test_block_maxima_at_every_power_of_two_and_threshold(
-    fmt: str | Element, rule: str, dtype: Any
-) -> None:
-    x = inputs.maxima_blocks(dtype)[::3]
-    assert_agrees(x, How(fmt, -1, 3, rule))
+def test_block_maxima_at_every_power_of_two_and_threshold(fmt: str | Element, dtype: Any) -> None:
+    x = inputs.maxima_blocks(dtype)[::7]
+    for rule in oracle.SCALE_RULES:
+        assert_agrees(x, How(fmt, -1, 3, rule))
 
 
 @each_dtype
-@each_rounding
 @each_format
-def test_random_patterns(fmt: str | Element, rounding: str, dtype: Any) -> None:
-    for x in (inputs.random_bits(dtype)[::2], inputs.random_near(dtype)[::2]):
-        for rule in oracle.SCALE_RULES:
+def test_random_patterns(fmt: str | Element, dtype: Any) -> None:
+    x = np.concatenate([inputs.random_bits(dtype)[::6], inputs.random_near(dtype)[::6]])
+    for rule in oracle.SCALE_RULES:
+        for rounding in oracle.ROUNDINGS:
             assert_agrees(x, How(fmt, scale_rule=rule, rounding=rounding))
 
 

@@ -37,7 +37,7 @@ def test_every_rounding_and_axis(name: str, dtype: Any) -> None:
 @each_tensor
 def test_infinities_saturate_if_asked(name: str) -> None:
     x = TENSORS[name].copy()
-    x[2, 3], x[5, 30:32], x[20] = np.inf, (-np.inf, np.nan), -np.inf
+    x[2, 3], x[5, 30:32], x[15] = np.inf, (-np.inf, np.nan), -np.inf
     for axis in (0, 1):
         assert_agrees(x, How("nvfp4", axis, nonfinite="saturate"))
         assert_agrees(x, How("nvfp4", axis))
@@ -45,7 +45,7 @@ def test_infinities_saturate_if_asked(name: str) -> None:
 
 @each_tensor
 def test_blocks_of_other_shapes(name: str) -> None:
-    for block_size in (1, 5, 32, 48, (4, 4), (16, 16), (24, 5), "tensor"):
+    for block_size in (1, 5, 48, (4, 4), (16, 16), (16, 5), "tensor"):
         assert_agrees(TENSORS[name], How("nvfp4", -1, block_size))
 
 

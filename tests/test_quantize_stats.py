@@ -106,7 +106,7 @@ def test_finite_data_under_every_rule_and_rounding(fmt: str, dtype: Any) -> None
 )
 def test_every_kind_of_block_and_layout(fmt: str, axis: Any, block_size: Any, dtype: Any) -> None:
     x = data(dtype)
-    for same in (x, np.asfortranarray(x), x[::-1, ::2]):
+    for same in (np.asfortranarray(x), x[::-2, ::2]):
         assert_same_stats(same, fmt, axis, block_size)
 
 
@@ -117,8 +117,9 @@ def test_non_finite_data(fmt: str, dtype: Any, nonfinite: str) -> None:
     x = data(dtype)
     x[0, 0], x[5, 20:22], x[30], x[31, ::5], x[65, 51] = NAN, (INF, 2), INF, -INF, -INF
     x[66, 3:5] = NAN, INF
-    for axis, block_size in [(1, None), (0, None), (-1, (8, 8)), (1, 1)]:
+    for axis, block_size in [(1, None), (0, None), (-1, (8, 8))]:
         assert_same_stats(x, fmt, axis, block_size, nonfinite=nonfinite)
+    assert_same_stats(x[28:32], fmt, 1, 1, nonfinite=nonfinite)
 
 
 @each_name

@@ -123,16 +123,16 @@ def test_stochastic_rounding_where_it_turns(element: Element, dtype: Any) -> Non
     x = points(element, dtype)
     assert_rounds(x, element, "stochastic", deciding_bits(x, element))
     for word in (0, 0xFF, 0xFFFFFFFF):
-        assert_rounds(x, element, "stochastic", np.full(x.shape, word, np.uint32))
+        assert_rounds(x[::5], element, "stochastic", np.full(x[::5].shape, word, np.uint32))
 
 
 @pytest.mark.parametrize("element", [*NARROW, *WIDE], ids=str)
 @each_dtype
 def test_random_patterns(element: Element, dtype: Any) -> None:
-    near = inputs.random_near(dtype)[::24]
+    near = inputs.random_near(dtype)[::64]
     largest = np.frexp(np.abs(near).max(axis=1, keepdims=True))[1]
     middle = np.ldexp(near.astype(np.float64), -largest).astype(dtype)
-    x = np.concatenate([near, inputs.random_bits(dtype)[::24], middle])
+    x = np.concatenate([near, inputs.random_bits(dtype)[::64], middle])
     bits = inputs_blocks.random_words(x.shape, 2)
     for rounding in ROUNDINGS:
         assert_rounds(x, element, rounding, bits if rounding == "stochastic" else None)
@@ -155,7 +155,7 @@ def test_subnormals_go_up_as_often_as_they_should(man_bits: int, dtype: Any) -> 
 @each_dtype
 def test_far_past_the_largest(element: Element, dtype: Any) -> None:
     mantissas = np.array([[1, 1.25, 1.4, 1.5, 1.6, 1.9]])
-    x = np.ldexp(mantissas, np.arange(-1, 128)[:, None]).astype(dtype)
+    x = np.ldexp(mantissas, np.append(np.arange(-1, 128, 4), [62, 64, 65])[:, None]).astype(dtype)
     for rounding in oracle.ROUNDINGS:
         assert_rounds(x, element, rounding)
 
