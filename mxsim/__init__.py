@@ -4,12 +4,13 @@ from mxsim.bias import BiasReport, ProbePlan, gradient_bias
 from mxsim.config import ProxyConfig
 from mxsim.data import held_out, init_params, make_batches, make_teacher
 from mxsim.formats import FORMATS, BlockFormat, FloatFormat, IntFormat
+from mxsim.jit import check_subnormals
 from mxsim.mxarray import MXArray, QuantizationStats
 from mxsim.outcome import DivergenceRule
 from mxsim.philox import Noise
 from mxsim.precision import PRESETS, PrecisionScheme, SiteFormat, scheme
 from mxsim.proxy import loss_and_grads
-from mxsim.quantize import check_subnormals, fake_quantize, quantize, round_to
+from mxsim.quantize import fake_quantize, quantize, round_to
 from mxsim.train import Run, train
 
 __version__ = "0.1.0"

@@ -109,7 +109,11 @@ def _round_row(row: Any, out: Any, inverse: Any, scale: Any, style: Any, grid: A
 def _round_row_stochastically(
     row: Any, out: Any, start: Any, inverse: Any, scale: Any, style: Any, grid: Any, random: Any
 ) -> None:
-    """As _round_row, element j with the random bits of index start + j."""
+    """As _round_row, element j with the random bits of index start + j.
+
+    Callers choose between the two: a choice inside _round_row makes it too large to be inlined,
+    and the first axis half as slow again.
+    """
     _, zero, one_sided = style
     done = 0
     while done < row.size:
@@ -254,7 +258,7 @@ def quantize_blocks(
 
     A block with a NaN (or an Inf that counts as one) gets byte 255 and codes 0: FP6, FP4 and INT8
     cannot hold a NaN, so the scale alone carries it (MX v1.0 section 6.3 leaves the codes open).
-    ``sums`` (8,) collects statistics, in the order of quantize.QuantizationStats.from_sums.
+    ``sums`` (8,) collects statistics, in the order of mxarray.QuantizationStats.from_sums.
     """
     rows, columns = shape
     outer, n, m = x.shape
@@ -286,9 +290,7 @@ def quantize_blocks(
                         )
                     else:
                         _round_row(row, rounded, inverse, ones, style, grid)
-                    _encode_row(
-                        row, rounded, exponents, inverse, codes[o, i, left:right], grid, layout
-                    )
+                    _encode_row(row, rounded, exponents, codes[o, i, left:right], grid, layout)
                     _add_statistics(
                         row, rounded, exponents, inverse, scale, style[2], grid, hit, unit, sums
                     )
@@ -299,9 +301,7 @@ def quantize_blocks(
 
 
 @kernel
-def _encode_row(
-    row: Any, rounded: Any, exponents: Any, inverse: Any, codes: Any, grid: Any, layout: Any
-) -> None:
+def _encode_row(row: Any, rounded: Any, exponents: Any, codes: Any, grid: Any, layout: Any) -> None:
     """Codes of a row already rounded in element units."""
     for j in range(row.size):
         if exponents[j] == 128:

@@ -8,6 +8,7 @@ runs that recover, and loss floors differ 600-fold with and without layer norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,6 +108,16 @@ def find_spikes(losses: Array, rule: DivergenceRule) -> tuple[Spike, ...]:
     return tuple(spikes)
 
 
+def fatal_spike(spikes: Sequence[Spike], rule: DivergenceRule) -> Spike | None:
+    """The first spike that makes a run diverge: open at the end, or longer than the patience."""
+    return next((s for s in spikes if s.length is None or s.length > rule.patience), None)
+
+
+def is_censored(spike: Spike, steps: int, rule: DivergenceRule) -> bool:
+    """Whether a spike of a run of ``steps`` was cut short by its end, still within its patience."""
+    return spike.length is None and steps - spike.step <= rule.patience
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The verdict on a run.
@@ -152,10 +163,10 @@ def judge(
     common = (spikes, final_over_best, learned)
     if bad_step is not None:
         return Outcome("nonfinite", bad_step, bad_tensor, *common)
-    for spike in spikes:
-        if spike.length is None or spike.length > rule.patience:
-            censored = spike.length is None and len(losses) - spike.step <= rule.patience
-            return Outcome("diverged", spike.step, None, *common, censored=censored)
+    fatal = fatal_spike(spikes, rule)
+    if fatal is not None:
+        censored = is_censored(fatal, len(losses), rule)
+        return Outcome("diverged", fatal.step, None, *common, censored=censored)
     if not learned:
         return Outcome("diverged", len(losses) - 1, None, *common)
     return Outcome("ok", None, None, *common)

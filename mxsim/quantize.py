@@ -166,7 +166,7 @@ def _grid(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def _layout(element: Element) -> tuple[Any, Any, Any, bool]:
-    """What kernels.encode needs to know of an element format."""
+    """What rounding.encode needs to know of an element format."""
     whole = isinstance(element, IntFormat)
     return np.int64(element.emin), np.int64(element.man_bits), np.int64(element.bits), whole
 
@@ -200,26 +200,6 @@ def _constants(rounder: Rounder, dtype: np.dtype[Any]) -> _Constants:
         grid=_grid(element, dtype),
         layout=_layout(element),
     )
-
-
-def check_subnormals() -> None:
-    """Raise RuntimeError if this process flushes subnormal floats to zero.
-
-    Some libraries switch the processor to flush-to-zero (torch.set_flush_denormal, a shared object
-    built with -ffast-math); the scale 2**-127 and small elements would then be wrong without a
-    word.  Called on import; call it again after importing such a library.
-    """
-    smallest_normal = np.full(64, 2.0**-126, np.float32)  # long enough for vector instructions
-    with np.errstate(under="ignore"):
-        halved = smallest_normal * np.float32(0.5)
-        restored = halved * np.float32(2.0)  # also catches subnormal inputs taken as zero
-    if (restored != smallest_normal).any():
-        raise RuntimeError(
-            "subnormal floats are flushed to zero in this process: another library has switched "
-            "the processor to flush-to-zero mode (torch.set_flush_denormal(True)? a library built "
-            "with -ffast-math?). MX scales down to 2**-127 need subnormals; switch it off, or "
-            "import mxsim in a process of its own."
-        )
 
 
 def block_rounder(

@@ -116,8 +116,7 @@ class Finished:
 def missing(points: Sequence[Point], store: Store) -> list[Point]:
     """The points without a whole stored result, in order, duplicates dropped.
 
-    A damaged file is reported as a warning on standard error by the caller's choice; here it just
-    counts as missing and is overwritten.
+    A damaged file counts as missing; the run that replaces it overwrites it.
     """
     unique = {point.id: point for point in points}
     return [point for result, point in unique.items() if not store.has(result)]

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mxsim import PRESETS, DivergenceRule, ProbePlan, ProxyConfig
+from mxsim.outcome import Spike, fatal_spike, is_censored
 from mxsim.progress import execute
 from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
 from mxsim.store import Record, Store
@@ -249,15 +250,10 @@ def outcome_row(results: Results, lr: float, arm: str) -> OutcomeRow:
     loss = np.array(results.meta("eval_loss", arm, lr), float)[neither]
     exact_loss = np.array(results.meta("eval_loss", "exact", lr), float)[neither]
     floor = 1 / results.design.base.width
-    by_seed = results.meta("spikes", arm, lr)
-    patience = DivergenceRule().patience
-    open_late = [
-        bool(spikes)
-        and spikes[-1]["length"] is None
-        and results.design.base.steps - spikes[-1]["step"] <= patience
-        and all(s["length"] <= patience for s in spikes[:-1])
-        for spikes in by_seed
-    ]
+    by_seed = [[Spike(**spike) for spike in seed] for seed in results.meta("spikes", arm, lr)]
+    rule, steps = DivergenceRule(), results.design.base.steps
+    fatal = [fatal_spike(spikes, rule) for spikes in by_seed]
+    open_late = [spike is not None and is_censored(spike, steps, rule) for spike in fatal]
     own, other = int((failed & ~exact_failed).sum()), int((~failed & exact_failed).sum())
     saturated = results.series("probe_gamma_saturated", arm, lr).mean(axis=2)
     return OutcomeRow(
@@ -271,7 +267,7 @@ def outcome_row(results: Results, lr: float, arm: str) -> OutcomeRow:
         reverse=other,
         p_value=mcnemar(own, other),
         spikes=sum(len(spikes) for spikes in by_seed),
-        recovered=sum(s["length"] is not None for spikes in by_seed for s in spikes),
+        recovered=sum(s.length is not None for spikes in by_seed for s in spikes),
         eval_ratio=median_over_seeds(loss / exact_loss),
         excess_ratio=median_over_seeds((loss - floor) / (exact_loss - floor)),
         gamma_saturated=median_over_seeds(np.nanmax(saturated, axis=1)),
