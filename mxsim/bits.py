@@ -33,8 +33,11 @@ def _clear_sign(builder: Any, bits: Any, width: int) -> Any:
 
 @intrinsic
 def magnitude_bits(typingctx: Any, value: Any) -> Any:
-    """Bit pattern of |value| as a signed integer: ordered like |value|, NaN above Inf above all."""
-    integer = _LAYOUT[value][0]
+    """Bit pattern of |value| as a signed integer: ordered like |value|, NaN above Inf above all.
+
+    ``value`` may be such a pattern already.
+    """
+    integer = _LAYOUT[value][0] if value in _LAYOUT else value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         width = integer.bitwidth
@@ -151,12 +154,12 @@ def unit_fraction(typingctx: Any, bits: Any, like: Any) -> Any:
 
 @intrinsic
 def largest_of_32(typingctx: Any, values: Any, start: Any) -> Any:
-    """Largest magnitude_bits of values[start : start + 32], a C-contiguous vector.
+    """Largest magnitude_bits of values[start : start + 32], floats or bits, C-contiguous.
 
     One vector load and one reduction: LLVM turns the loop that says the same into scalar code,
     which takes longer than the rest of the quantizer.  The caller keeps start + 32 in range.
     """
-    integer = _LAYOUT[values.dtype][0]
+    integer = _LAYOUT[values.dtype][0] if values.dtype in _LAYOUT else values.dtype
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         width = integer.bitwidth

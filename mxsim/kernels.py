@@ -9,7 +9,7 @@ What happens to one element or one scale is in rounding.py.  What holds everywhe
   into the compile cache, and a float64 literal would widen float32 arithmetic.
 
 Arguments that always travel together are tuples, built in quantize.py: ``scaling``, ``grid`` and
-``layout`` (see rounding.py), ``random`` (see philox.random_run), and
+``layout`` (see rounding.py), ``random`` (see philox.draw), and
 
     style = (mode, zero, one_sided)     rounding; -0.0, or 0.0 where -0 is lost; two's complement
 """
@@ -22,16 +22,18 @@ import numpy as np
 
 from mxsim.bits import from_bits, largest_of_32, magnitude_bits, power_of_two, with_sign
 from mxsim.jit import kernel
-from mxsim.philox import random_run
+from mxsim.philox import WINDOW, draw
 from mxsim.rounding import (
     EVEN,
     STOCHASTIC,
     block_scale,
     cap_positive,
     encode,
+    ordinary_scale,
     raise_tiny,
     round_magnitude,
     round_stochastically,
+    scaled,
 )
 
 GROUP = 64  # blocks handled at once along the last axis
@@ -44,8 +46,8 @@ TILE = 4096  # columns handled at once when walking rows: 32 rows of them fit th
 @kernel
 def column_maxima(x: Any, left: Any, right: Any, bits: Any) -> None:
     """x (rows, m) -> bits (right - left,): the largest bit pattern of |x| down each column."""
-    bits[:] = 0
     rows = x.shape[0]
+    bits[:] = 0
     whole = rows - rows % 4
     for i in range(0, whole, 4):  # four rows a pass: a quarter of the traffic to bits
         a, b = x[i, left:right], x[i + 1, left:right]
@@ -65,24 +67,78 @@ def column_maxima(x: Any, left: Any, right: Any, bits: Any) -> None:
 
 
 @kernel
+def tile_maxima(x: Any, left: Any, right: Any, columns: Any, bits: Any) -> Any:
+    """x (rows, m), a row of blocks of ``columns`` -> their largest bit patterns (blocks,), in bits.
+
+    Columns left .. right - 1 only; bits must have room for all of them.
+    """
+    blocks = -(-(right - left) // columns)
+    if x.shape[0] == 1:
+        block_maxima(x[0, left:right], columns, bits[:blocks])
+        return bits[:blocks]
+    bits = bits[: right - left]
+    column_maxima(x, left, right, bits)
+    if columns > 1:
+        block_maxima(bits, columns, bits[:blocks])  # block k is read before bits[k] is written
+    return bits[:blocks]
+
+
+@kernel
+def block_maxima(run: Any, block: Any, bits: Any) -> None:
+    """Largest bit pattern in each of a run's consecutive blocks, the last maybe shorter."""
+    whole = run.size // block
+    if block == 32:
+        for k in range(whole):
+            bits[k] = largest_of_32(run, k * 32)
+    for k in range(0 if block == 32 else whole):
+        largest = magnitude_bits(run[k * block])
+        values = run[k * block : k * block + block]
+        for j in range(block):
+            b = magnitude_bits(values[j])
+            largest = b if b > largest else largest
+        bits[k] = largest
+    if whole < bits.size:
+        largest = magnitude_bits(run[whole * block])
+        for j in range(whole * block, run.size):
+            b = magnitude_bits(run[j])
+            largest = b if b > largest else largest
+        bits[whole] = largest
+
+
+@kernel
+def spread(values: Any, columns: Any, row: Any) -> None:
+    """values (blocks,) -> row: each block's value at its ``columns`` columns, the last maybe fewer.
+
+    ``row`` may start with ``values`` itself.
+    """
+    for k in range(values.size - 1, -1, -1):
+        row[k * columns : k * columns + columns] = values[k]
+
+
+@kernel
 def column_scales(
-    bits: Any, columns: Any, scaling: Any, like: Any, exponents: Any, inverse: Any, scale: Any
+    largest: Any, columns: Any, scaling: Any, like: Any, exponents: Any, inverse: Any, scale: Any
 ) -> None:
-    """From column maxima to the exponent and factors of every column; blocks span ``columns``."""
-    if columns == 1:
-        for j in range(bits.size):
-            exponents[j], inverse[j], scale[j] = block_scale(bits[j], scaling, like)
-        return
-    for start in range(0, bits.size, columns):
-        stop = min(start + columns, bits.size)
-        group = bits[start:stop]
-        largest = group[0]
-        for j in range(1, group.size):
-            largest = group[j] if group[j] > largest else largest
-        e, down, up = block_scale(largest, scaling, like)
-        exponents[start:stop] = e
-        inverse[start:stop] = down
-        scale[start:stop] = up
+    """Exponent and factors of every column, from the maxima (blocks,) of blocks of ``columns``."""
+    blocks = largest.size
+    for k in range(blocks):
+        exponents[k], inverse[k], scale[k] = block_scale(largest[k], scaling, like)
+    if columns > 1:
+        spread(exponents[:blocks], columns, exponents)
+        spread(inverse[:blocks], columns, inverse)
+        spread(scale[:blocks], columns, scale)
+
+
+@kernel
+def _all_ordinary(bits: Any, scaling: Any) -> Any:
+    """Whether every block maximum is ordinary: ``ordinary_scale`` knows its scale."""
+    lowest, highest = scaling[3], scaling[4]
+    low = high = lowest
+    for k in range(bits.size):
+        b = bits[k] if bits[k] else lowest  # zero is ordinary
+        low = b if b < low else low
+        high = b if b > high else high
+    return low == lowest and high <= highest
 
 
 # ---------------------------------------------------------------- rows
@@ -95,36 +151,48 @@ def _round_row(row: Any, out: Any, inverse: Any, scale: Any, style: Any, grid: A
     A NaN factor makes its column NaN: the rounded magnitude is finite, its product with NaN not.
     """
     mode, zero, one_sided = style
+    for j in range(row.size):
+        r = round_magnitude(abs(row[j]) * inverse[j], mode, grid)
+        out[j] = with_sign(cap_positive(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
+
+
+@kernel
+def _round_ordinary_row(row: Any, out: Any, scale: Any, style: Any, grid: Any) -> None:
+    """As _round_row where all scales are ordinary: the grid is scaled, elements are not."""
+    mode, zero, one_sided = style
     if mode == EVEN and not one_sided:  # kept apart: vectorizes without the corrections
         for j in range(row.size):
-            r = round_magnitude(abs(row[j]) * inverse[j], EVEN, grid)
-            out[j] = with_sign(r, row[j]) * scale[j] + zero
+            r = round_magnitude(abs(row[j]), EVEN, scaled(grid, scale[j]))
+            out[j] = with_sign(r, row[j]) + zero
     else:
         for j in range(row.size):
-            r = round_magnitude(abs(row[j]) * inverse[j], mode, grid)
-            out[j] = with_sign(cap_positive(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
+            g = scaled(grid, scale[j])
+            r = round_magnitude(abs(row[j]), mode, g)
+            out[j] = with_sign(cap_positive(r, row[j], one_sided, g), row[j]) + zero
 
 
 @kernel
 def _round_row_stochastically(
-    row: Any, out: Any, start: Any, inverse: Any, scale: Any, style: Any, grid: Any, random: Any
+    row: Any, out: Any, u: Any, inverse: Any, scale: Any, style: Any, grid: Any
 ) -> None:
-    """As _round_row, element j with the random bits of index start + j.
-
-    Callers choose between the two: a choice inside _round_row makes it too large to be inlined,
-    and the first axis half as slow again.
-    """
+    """As _round_row, with the random bits u (row.size,)."""
     _, zero, one_sided = style
-    done = 0
-    while done < row.size:
-        u = random_run(random, start + done, row.size - done)
-        stop = done + u.size
-        x, y, down, up = row[done:stop], out[done:stop], inverse[done:stop], scale[done:stop]
-        for j in range(u.size):
-            q = raise_tiny(abs(x[j]) * down[j], x[j])
-            r = round_stochastically(q, u[j], grid)
-            y[j] = with_sign(cap_positive(r, x[j], one_sided, grid), x[j]) * up[j] + zero
-        done = stop
+    for j in range(row.size):
+        q = raise_tiny(abs(row[j]) * inverse[j], row[j])
+        r = round_stochastically(q, u[j], grid)
+        out[j] = with_sign(cap_positive(r, row[j], one_sided, grid), row[j]) * scale[j] + zero
+
+
+@kernel
+def _round_ordinary_row_stochastically(
+    row: Any, out: Any, u: Any, scale: Any, style: Any, grid: Any
+) -> None:
+    """As _round_ordinary_row, with the random bits u (row.size,)."""
+    _, zero, one_sided = style
+    for j in range(row.size):
+        g = scaled(grid, scale[j])
+        r = round_stochastically(abs(row[j]), u[j], g)
+        out[j] = with_sign(cap_positive(r, row[j], one_sided, g), row[j]) + zero
 
 
 # ---------------------------------------------------------------- arrays
@@ -139,66 +207,58 @@ def fake_quantize_last(x: Any, out: Any, block: Any, scaling: Any, style: Any, g
     """
     rows, n = x.shape
     bits = np.empty(GROUP, type(scaling[0]))
-    inverse, scale = np.empty(GROUP, x.dtype), np.empty(GROUP, x.dtype)
+    scale = np.empty(GROUP, x.dtype)
     for i in range(rows):
         for left in range(0, n, GROUP * block):
             right = min(left + GROUP * block, n)
             run, target = x[i, left:right], out[i, left:right]
             blocks = -(-run.size // block)
-            _block_maxima(run, block, bits[:blocks])
-            like = run[0]
+            block_maxima(run, block, bits[:blocks])
+            if not _all_ordinary(bits[:blocks], scaling):
+                _round_blocks(run, target, block, bits, scaling, style, grid)
+                continue
             for k in range(blocks):
-                _, inverse[k], scale[k] = block_scale(bits[k], scaling, like)
+                scale[k] = ordinary_scale(bits[k], scaling, run[0])
             if block == 32:  # a constant length is unrolled
-                _round_blocks(run, target, 32, inverse, scale, style, grid)
+                _round_ordinary_blocks(run, target, 32, scale, style, grid)
             else:
-                _round_blocks(run, target, block, inverse, scale, style, grid)
+                _round_ordinary_blocks(run, target, block, scale, style, grid)
 
 
 @kernel
-def _block_maxima(run: Any, block: Any, bits: Any) -> None:
-    """Largest bit pattern in each of a run's consecutive blocks, the last maybe shorter."""
-    whole = run.size // block
-    if block == 32:
-        for k in range(whole):
-            bits[k] = largest_of_32(run, k * 32)
-    for k in range(0 if block == 32 else whole):
-        values = run[k * block : k * block + block]
-        largest = magnitude_bits(values[0])
-        for j in range(block):
-            b = magnitude_bits(values[j])
-            largest = b if b > largest else largest
-        bits[k] = largest
-    if whole < bits.size:
-        bits[whole] = 0
-        for j in range(whole * block, run.size):
-            b = magnitude_bits(run[j])
-            bits[whole] = b if b > bits[whole] else bits[whole]
-
-
-@kernel
-def _round_blocks(
-    run: Any, out: Any, block: Any, inverse: Any, scale: Any, style: Any, grid: Any
+def _round_ordinary_blocks(
+    run: Any, out: Any, block: Any, scale: Any, style: Any, grid: Any
 ) -> None:
     """Quantize-dequantize consecutive blocks of a run, the last maybe shorter."""
     mode, zero, one_sided = style
     whole = run.size // block
     for k in range(whole):
         values, target = run[k * block : k * block + block], out[k * block : k * block + block]
-        down, up = inverse[k], scale[k]
+        g = scaled(grid, scale[k])
         if mode == EVEN and not one_sided:  # kept apart: vectorizes without the corrections
             for j in range(block):
-                r = round_magnitude(abs(values[j]) * down, EVEN, grid)
-                target[j] = with_sign(r, values[j]) * up + zero
+                target[j] = with_sign(round_magnitude(abs(values[j]), EVEN, g), values[j]) + zero
         else:
             for j in range(block):
-                r = round_magnitude(abs(values[j]) * down, mode, grid)
-                target[j] = (
-                    with_sign(cap_positive(r, values[j], one_sided, grid), values[j]) * up + zero
-                )
+                r = round_magnitude(abs(values[j]), mode, g)
+                target[j] = with_sign(cap_positive(r, values[j], one_sided, g), values[j]) + zero
     for j in range(whole * block, run.size):
-        r = round_magnitude(abs(run[j]) * inverse[whole], mode, grid)
-        out[j] = with_sign(cap_positive(r, run[j], one_sided, grid), run[j]) * scale[whole] + zero
+        g = scaled(grid, scale[whole])
+        r = round_magnitude(abs(run[j]), mode, g)
+        out[j] = with_sign(cap_positive(r, run[j], one_sided, g), run[j]) + zero
+
+
+@kernel
+def _round_blocks(
+    run: Any, out: Any, block: Any, bits: Any, scaling: Any, style: Any, grid: Any
+) -> None:
+    """As _round_ordinary_blocks, whatever the maxima ``bits`` of the blocks."""
+    mode, zero, one_sided = style
+    for left in range(0, run.size, block):
+        _, down, up = block_scale(bits[left // block], scaling, run[0])
+        for j in range(left, min(left + block, run.size)):
+            r = round_magnitude(abs(run[j]) * down, mode, grid)
+            out[j] = with_sign(cap_positive(r, run[j], one_sided, grid), run[j]) * up + zero
 
 
 @kernel
@@ -218,20 +278,31 @@ def fake_quantize_blocks(
             for left in range(0, m, width):
                 right = min(left + width, m)
                 k = right - left
-                column_maxima(x[o, top:bottom], left, right, bits[:k])
+                largest = tile_maxima(x[o, top:bottom], left, right, columns, bits)
                 like = x[o, top, left]
-                column_scales(
-                    bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
-                )
+                ordinary = _all_ordinary(largest, scaling)
+                if ordinary:
+                    for j in range(largest.size):
+                        scale[j] = ordinary_scale(largest[j], scaling, like)
+                    if columns > 1:
+                        spread(scale[: largest.size], columns, scale[:k])
+                else:
+                    column_scales(
+                        largest, columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
+                    )
                 for i in range(top, bottom):
                     row, target = x[o, i, left:right], out[o, i, left:right]
-                    if style[0] == STOCHASTIC:
-                        flat = (o * n + i) * m + left
-                        _round_row_stochastically(
-                            row, target, flat, inverse, scale, style, grid, random
-                        )
+                    if style[0] != STOCHASTIC:
+                        if ordinary:
+                            _round_ordinary_row(row, target, scale, style, grid)
+                        else:
+                            _round_row(row, target, inverse, scale, style, grid)
+                        continue
+                    u = draw(random, (o * n + i) * m + left, k)
+                    if ordinary:
+                        _round_ordinary_row_stochastically(row, target, u, scale, style, grid)
                     else:
-                        _round_row(row, target, inverse, scale, style, grid)
+                        _round_row_stochastically(row, target, u, inverse, scale, style, grid)
 
 
 @kernel
@@ -275,19 +346,17 @@ def quantize_blocks(
             for left in range(0, m, width):
                 right = min(left + width, m)
                 k = right - left
-                column_maxima(x[o, top:bottom], left, right, bits[:k])
+                largest = tile_maxima(x[o, top:bottom], left, right, columns, bits)
                 like = x[o, top, left]
                 column_scales(
-                    bits[:k], columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
+                    largest, columns, scaling, like, exponents[:k], inverse[:k], scale[:k]
                 )
                 hit[:k] = False
                 for i in range(top, bottom):
                     row = x[o, i, left:right]
                     if style[0] == STOCHASTIC:
-                        flat = (o * n + i) * m + left
-                        _round_row_stochastically(
-                            row, rounded, flat, inverse, ones, style, grid, random
-                        )
+                        u = draw(random, (o * n + i) * m + left, k)
+                        _round_row_stochastically(row, rounded, u, inverse, ones, style, grid)
                     else:
                         _round_row(row, rounded, inverse, ones, style, grid)
                     _encode_row(row, rounded, exponents, codes[o, i, left:right], grid, layout)
@@ -380,7 +449,10 @@ def round_elementwise(
     one = power_of_two(np.int64(0), largest)
     large, small = power_of_two(np.int64(64), largest), power_of_two(np.int64(-64), largest)
     beyond = infinity if overflows else largest
+    u = random[0][:0]
     for i in range(x.size):
+        if mode == STOCHASTIC and i % WINDOW == 0:
+            u = draw(random, i, min(WINDOW, x.size - i))
         v = x[i]
         q = abs(v)
         if v != v:
@@ -392,9 +464,9 @@ def round_elementwise(
         else:
             down = small if q >= large else (large if q < small else one)
             up = large if q >= large else (small if q < small else one)
-            scaled = (smallest_normal * down, infinity, magic_factor, half_ulp)
+            g = (smallest_normal * down, infinity, magic_factor, half_ulp)
             if mode == STOCHASTIC:
-                r = round_stochastically(q * down, random_run(random, i, 1)[0], scaled) * up
+                r = round_stochastically(q * down, u[i % WINDOW], g) * up
             else:
-                r = round_magnitude(q * down, mode, scaled) * up
+                r = round_magnitude(q * down, mode, g) * up
             out[i] = with_sign(r if r <= largest else beyond, v)

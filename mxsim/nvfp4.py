@@ -21,8 +21,8 @@ import numpy as np
 
 from mxsim.bits import from_bits, power_of_two, with_sign
 from mxsim.jit import kernel
-from mxsim.kernels import column_maxima, finite_maximum, tile_width
-from mxsim.philox import random_run
+from mxsim.kernels import finite_maximum, spread, tile_maxima, tile_width
+from mxsim.philox import draw
 from mxsim.rounding import (
     EVEN,
     STOCHASTIC,
@@ -46,20 +46,20 @@ def tensor_scale(x: Any) -> np.float32:
 
 @kernel
 def _column_scales(
-    bits: Any, columns: Any, nan_from: Any, s_t: Any, scale_grid: Any, s_b: Any, scale: Any
+    largest: Any, columns: Any, nan_from: Any, s_t: Any, scale_grid: Any, s_b: Any, scale: Any
 ) -> None:
-    """From column maxima to s_b and s_b * s_t of every column; NaN where the block is NaN."""
+    """s_b and s_b * s_t of every column from block maxima; NaN where the block is NaN."""
     six = power_of_two(np.int64(2), s_t) + power_of_two(np.int64(1), s_t)
     zero = s_t - s_t
-    for start in range(0, bits.size, columns):
-        group = bits[start : min(start + columns, bits.size)]
-        largest = group[0]
-        for j in range(1, group.size):
-            largest = group[j] if group[j] > largest else largest
-        wanted = from_bits(largest, s_t) / (six * s_t)
-        block = zero / zero if largest >= nan_from else round_magnitude(wanted, EVEN, scale_grid)
-        s_b[start : start + group.size] = block
-        scale[start : start + group.size] = block * s_t
+    blocks = largest.size
+    for k in range(blocks):
+        wanted = from_bits(largest[k], s_t) / (six * s_t)
+        block = round_magnitude(wanted, EVEN, scale_grid)
+        s_b[k] = zero / zero if largest[k] >= nan_from else block
+    if columns > 1:
+        spread(s_b[:blocks], columns, s_b)
+    for j in range(scale.size):
+        scale[j] = s_b[j] * s_t
 
 
 @kernel
@@ -70,9 +70,7 @@ def _quotient(x: Any, scale: Any) -> Any:
 
 
 @kernel
-def _round_row(
-    row: Any, out: Any, start: Any, scale: Any, mode: Any, grid: Any, random: Any
-) -> None:
+def _round_row(row: Any, out: Any, u: Any, scale: Any, mode: Any, grid: Any) -> None:
     """Elements of a row in element units, signed; NaN where the scale is, 0 where it is 0."""
     if mode == EVEN:  # kept apart: vectorizes
         for j in range(row.size):
@@ -85,17 +83,11 @@ def _round_row(
             r = round_magnitude(q, mode, grid)
             out[j] = with_sign(r, row[j]) if q == q else q
     else:
-        done = 0
-        while done < row.size:
-            u = random_run(random, start + done, row.size - done)
-            stop = done + u.size
-            x, y, s = row[done:stop], out[done:stop], scale[done:stop]
-            for j in range(u.size):
-                q = _quotient(x[j], s[j])
-                q = raise_tiny(q, x[j]) if s[j] > 0 else q
-                r = round_stochastically(q, u[j], grid)
-                y[j] = with_sign(r, x[j]) if q == q else q
-            done = stop
+        for j in range(row.size):
+            q = _quotient(row[j], scale[j])
+            q = raise_tiny(q, row[j]) if scale[j] > 0 else q
+            r = round_stochastically(q, u[j], grid)
+            out[j] = with_sign(r, row[j]) if q == q else q
 
 
 @kernel
@@ -131,6 +123,7 @@ def nvfp4_blocks(
         np.empty(width, x.dtype),
     )
     hit = np.empty(width, np.bool_)
+    u = random[0][:0]
     for o in range(outer):
         for top in range(0, n, rows):
             bottom = min(top + rows, n)
@@ -138,12 +131,13 @@ def nvfp4_blocks(
                 right = min(left + width, m)
                 k = right - left
                 hit[:k] = False
-                column_maxima(x[o, top:bottom], left, right, bits[:k])
-                _column_scales(bits[:k], columns, nan_from, s_t, scale_grid, s_b, scale)
+                largest = tile_maxima(x[o, top:bottom], left, right, columns, bits)
+                _column_scales(largest, columns, nan_from, s_t, scale_grid, s_b[:k], scale[:k])
                 for i in range(top, bottom):
                     row = x[o, i, left:right]
-                    flat = (o * n + i) * m + left
-                    _round_row(row, rounded, flat, scale, mode, grid, random)
+                    if mode == STOCHASTIC:
+                        u = draw(random, (o * n + i) * m + left, k)
+                    _round_row(row, rounded, u, scale, mode, grid)
                     if out.size:
                         target = out[o, i, left:right]
                         for j in range(k):

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from mxsim.jit import inlined, kernel
 from mxsim.layout import as_integer
 
+Array = NDArray[Any]
+Random = tuple[Array, Array, Array]
+
 WINDOW = 1024  # elements filled at once
 _LANES = np.uint64(WINDOW // 4)
 
@@ -123,17 +126,30 @@ def fill_window(out: Any, window: Any, key: Any) -> None:
 
 
 @kernel
-def random_run(random: Any, start: Any, size: Any) -> Any:
-    """Bits of the elements from ``start`` on: at least one, at most ``size`` of them, (n,) uint32.
+def draw(random: Any, start: Any, size: Any) -> Any:
+    """Bits of the elements start .. start + size - 1, (size,) uint32: a view until the next call.
 
-    random: (given, key, buffer, window).  ``given`` are bits of the caller's, (elements,); if
-    empty, a window is drawn into ``buffer`` (1024,), whose number ``window`` (1,) remembers.
+    random: (buffer, key, held), see random_source; size at most its ``longest``.
     """
-    given, key, buffer, window = random
-    if given.size:
-        return given[start : start + size]
-    w, offset = start // WINDOW, start % WINDOW
-    if window[0] != w:
-        fill_window(buffer, w, key)
-        window[0] = w
-    return buffer[offset : min(offset + size, WINDOW)]
+    buffer, key, held = random
+    if start < held[0] or start + size > held[1]:
+        first = start // WINDOW
+        for w in range(buffer.size // WINDOW):
+            fill_window(buffer[w * WINDOW : (w + 1) * WINDOW], first + w, key)
+        held[0] = first * WINDOW
+        held[1] = held[0] + buffer.size
+    return buffer[start - held[0] : start - held[0] + size]
+
+
+def random_source(noise: Noise | Array | None, elements: int, longest: int) -> Random:
+    """What ``draw`` draws from: ``noise``, or bits of the caller's (elements,), uint32.
+
+    Returns (buffer, key, held): ``buffer`` has the bits of elements held[0] .. held[1] - 1, of all
+    of them if the caller gave them.  Room for a few windows more than ``longest``, the most that is
+    drawn at once, keeps windows from being filled twice.
+    """
+    if isinstance(noise, Noise):
+        windows = min(-(-elements // WINDOW), -(-longest // WINDOW) + 4)
+        return np.empty(windows * WINDOW, np.uint32), noise.key, np.zeros(2, np.int64)
+    bits = np.empty(0, np.uint32) if noise is None else noise
+    return bits, np.zeros(2, np.uint64), np.array([0, bits.size])

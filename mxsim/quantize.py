@@ -39,33 +39,33 @@ from mxsim.layout import (
     view_of,
 )
 from mxsim.mxarray import E4M3, MXArray, QuantizationStats, as_format
-from mxsim.philox import WINDOW, Noise
+from mxsim.philox import Noise, Random, random_source
 
 Array = NDArray[Any]
-Random = tuple[Array, Array, Array, Array]
 
 _INTEGER = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-def _random(noise: Noise | Array | None, shape: tuple[int, ...], order: tuple[int, ...]) -> Random:
-    """The kernels' ``random``: bits given by the caller, or a key and a buffer to draw into.
+def _random(noise: Noise | Array | None, shape: tuple[int, ...], view: View) -> Random:
+    """The kernels' ``random`` for an array of ``shape`` seen through ``view``.
 
-    Bits go by an element's index in C order.  Where the kernel walks the axes in another ``order``
+    Bits go by an element's index in C order.  Where the kernel walks the axes in another order
     they are drawn beforehand and permuted.
     """
-    nothing = np.empty(0, np.uint32)
-    unset = np.full(1, -1, np.int64)
     if noise is None:
-        return nothing, np.zeros(2, np.uint64), nothing, unset
+        return NO_RANDOM
+    elements = math.prod(shape)
     if isinstance(noise, Noise):
-        if order == tuple(range(len(shape))):
-            return nothing, noise.key, np.empty(WINDOW, np.uint32), unset
-        noise = noise.bits(math.prod(shape)).reshape(shape)
-    given = np.ascontiguousarray(noise.transpose(order)).reshape(-1)
-    return given, np.zeros(2, np.uint64), nothing, unset
+        if view.order == tuple(range(len(shape))):
+            return random_source(noise, elements, kernels.tile_width(view.shape[2], view.block[1]))
+        noise = noise.bits(elements).reshape(shape)
+    given = np.ascontiguousarray(noise.transpose(view.order)).reshape(-1)
+    if not given.flags.writeable:  # another type to Numba
+        given = given.copy()
+    return random_source(given, elements, elements)
 
 
-NO_RANDOM = _random(None, (), ())
+NO_RANDOM = random_source(None, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _layout(element: Element) -> tuple[Any, Any, Any, bool]:
 class _Constants:
     """The kernels' tuples (see rounding.py) for one rounder and float type."""
 
-    scaling: tuple[Any, Any, Any]
+    scaling: tuple[Any, Any, Any, Any, Any]
     style: tuple[Any, Any, Any]
     grid: tuple[Any, Any, Any, Any]
     layout: tuple[Any, Any, Any, bool]
@@ -195,11 +195,26 @@ def _constants(rounder: Rounder, dtype: np.dtype[Any]) -> _Constants:
     # x + -0.0 is x; x + 0.0 loses the sign of -0, which two's complement does not have.
     zero = real(0.0) if whole else real(-0.0)
     return _Constants(
-        scaling=(nan_from, np.int64(element.emax), bump_above),
+        scaling=(nan_from, np.int64(element.emax), bump_above, *_ordinary(element, dtype)),
         style=(ROUNDINGS.index(rounder.rounding), zero, one_sided),
         grid=_grid(element, dtype),
         layout=_layout(element),
     )
+
+
+def _ordinary(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Bits of the lowest and highest block maximum whose scale is ordinary (see rounding.py).
+
+    Below, 2**-24 of an element's step (stochastic rounding compares such parts) would fall off the
+    subnormals, or the scale be clamped; above, the magic sum would overflow, or the scale be.
+    """
+    info = np.finfo(dtype)
+    smallest = info.minexp - info.nmant  # 2**smallest is the smallest subnormal
+    step = element.emin - element.man_bits
+    low = max(smallest + 24 + element.emax - step, element.emax - 126)
+    high = min(info.maxexp - 2 - info.nmant, element.emax + 126)
+    ends = np.ldexp(np.ones(2, dtype), (low, high)).view(_INTEGER[dtype])
+    return ends[0], ends[1]
 
 
 def block_rounder(
@@ -309,7 +324,7 @@ def quantize(
     s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1))) if nv else None
     if source.size:
         view = view_of(source, blocks, memory_order=False)
-        random = _random(checked_noise, source.shape, view.order)
+        random = _random(checked_noise, source.shape, view)
         unit = _unit(source)
         code_view, scale_view = _target(codes, view), _scale_target(scales, view)
         c = _constants(rounder, source.dtype)
@@ -408,15 +423,19 @@ def fake_quantize(
     """
     rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
     source = as_real(x)
-    blocks = cut(source.shape, axis, rounder.block_size)
+    if source.flags.c_contiguous and type(axis) is int and source.size:
+        view = contiguous_view(source.shape, axis, rounder.block_size)  # remembered
+    else:
+        blocks = cut(source.shape, axis, rounder.block_size)
+        if source.size:
+            view = view_of(source, blocks, memory_order=rounding != "stochastic")
     checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
         _check_finite(source if rounder.format.scale == "e8m0" else _to_float32(source))
     target = _check_out(out, source)
     if source.size:
-        view = view_of(source, blocks, memory_order=rounding != "stochastic")
         written = _written(target, source, view)
-        random = _random(checked_noise, source.shape, view.order)
+        random = _random(checked_noise, source.shape, view)
         rounder.run(view.of(source), written, view, random)
         _return(written, target, view)
     return target
@@ -453,7 +472,7 @@ def round_to(
             order = view_of(source, Blocks((0,), (1,))).order
         view = View(order, (1, 1, source.size), (1, 1))
         written = _written(target, source, view)
-        random = _random(checked_noise, source.shape, order)
+        random = _random(checked_noise, source.shape, view)
         ElementwiseRounder(form, rounding)(view.of(source), 0, written, random)
         _return(written, target, view)
     return target

@@ -2,12 +2,15 @@
 
 - Exponents come from bits, never from a floating-point log2.  No fastmath, so NaN tests and
   roundings mean what they say.
-- Elements are rounded at q = |x| / scale, where the element grid is fixed; scaling by a power of
-  two is exact both ways, so this is the one rounding that an element undergoes.
+- An element is rounded once: either q = |x| / scale on the element grid, or |x| itself on the grid
+  times the scale.  Scales are powers of two, so the two are the same, bit for bit, as long as
+  nothing leaves the floats' range: then the scale is called ordinary, and the second way, which has
+  two products fewer, is taken.
 
 Arguments that always travel together are tuples, built in quantize.py:
 
-    scaling = (nan_from, emax, bump_above)              bits of the first NaN-making maximum, ...
+    scaling = (nan_from, emax, bump_above, lowest, highest)       nan_from: bits of the first block
+                    maximum that makes a NaN; lowest .. highest: bits of maxima with ordinary scales
     grid = (smallest_normal, largest, magic_factor, half_ulp)                   element format
     layout = (emin, man_bits, total_bits, is_integer)                           its bit pattern
 """
@@ -112,6 +115,25 @@ def encode(r: Any, negative: Any, layout: Any, grid: Any) -> Any:
 
 
 @kernel
+def ordinary_scale(bits: Any, scaling: Any, like: Any) -> Any:
+    """The scale of a block whose maximum is ordinary; of an all-zero block 0, which serves as well.
+
+    As block_scale, without exponents and ends of the range: floats alone, at full vector width.
+    """
+    _, emax, bump_above, _, _ = scaling
+    amax = from_bits(bits, like)
+    power = binade(amax)
+    scale = power * power_of_two(-emax, like)
+    return scale + scale if amax > bump_above * power else scale
+
+
+@kernel
+def scaled(grid: Any, scale: Any) -> Any:
+    """``grid`` in units of x instead of units of the scale."""
+    return grid[0] * scale, grid[1] * scale, grid[2], grid[3]
+
+
+@kernel
 def block_scale(bits: Any, scaling: Any, like: Any) -> Any:
     """Shared exponent, 1/scale and scale of a block, from its maximum's bit pattern.
 
@@ -120,7 +142,7 @@ def block_scale(bits: Any, scaling: Any, like: Any) -> Any:
     -127..127.  From ``nan_from`` on it is 128 (byte 255) and both factors are NaN; an Inf below
     that gets 127.  Free of branches, so that it vectorizes over columns.
     """
-    nan_from, emax, bump_above = scaling
+    nan_from, emax, bump_above, _, _ = scaling
     one = power_of_two(np.int64(0), like)
     zero = one - one
     half = power_of_two(np.int64(-1), like)
