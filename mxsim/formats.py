@@ -32,11 +32,10 @@ def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[s
 
     Raises TypeError for a value that is not a string, ValueError for an unknown string.
     """
-    names = ", ".join(allowed)
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a string, one of {names}; got {value!r}")
+        raise TypeError(f"{argument} must be a string, one of {', '.join(allowed)}; got {value!r}")
     if value not in allowed:
-        raise ValueError(f"{argument} must be one of {names}; got {value!r}")
+        raise ValueError(f"{argument} must be one of {', '.join(allowed)}; got {value!r}")
     return value
 
 
@@ -212,6 +211,9 @@ class BlockFormat:
         choose("scale", self.scale, ("e8m0", "e4m3"))
         if self.scale == "e4m3" and self.element != FloatFormat(2, 1, "none"):
             raise ValueError(f"scale 'e4m3' goes with elements in E2M1 (NVFP4); got {self.element}")
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # cheap: rounders are looked up by it in every training step
 
     @property
     def bits_per_element(self) -> float:

@@ -31,6 +31,8 @@ def as_real(x: ArrayLike, argument: str = "x") -> Array:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{argument} must be a plain array; got a masked one (fill or compress it)")
     a = np.asarray(x)
+    if a.dtype in SIGNIFICAND_BITS:
+        return a
     if a.dtype.newbyteorder("=") in SIGNIFICAND_BITS:
         return a.astype(a.dtype.newbyteorder("="), copy=False)
     if a.dtype.newbyteorder("=") == np.float16 or a.dtype.name == "bfloat16":

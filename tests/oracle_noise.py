@@ -1,6 +1,6 @@
 """Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011) in Python integers, and the bits it gives.
 
-The bits of element i of an array depend on the key and on i alone. A window of 1024 elements takes
+The bits of element i of an array depend on seed, step, tensor and i alone. A window of 1024 elements takes
 256 counters; its first 256 elements take word 0 of each, the next 256 word 1, and so on.
 """
 
@@ -45,24 +45,23 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
 
 
 @cache
-def key_of(seed: int, step: int = 0, tensor: int = 0) -> Words:
-    """NumPy's own mixing of a seed and a path of indices, documented to stay as it is."""
-    state = np.random.SeedSequence(seed, spawn_key=(step, tensor)).generate_state(2)
-    return tuple(int(word) for word in state)
+def key_of(seed: int) -> Words:
+    """NumPy's own mixing of a seed, documented to stay as it is."""
+    return tuple(int(word) for word in np.random.SeedSequence(seed).generate_state(2))
 
 
 @cache
-def counter_words(counter: int, key: Words) -> Words:
-    return philox4x32((counter & MASK, counter >> 32, 0, 0), key)
+def counter_words(counter: int, step: int, tensor: int, key: Words) -> Words:
+    return philox4x32((counter & MASK, counter >> 32, step, tensor), key)
 
 
-def element_bits(index: int, key: Words) -> int:
+def element_bits(index: int, step: int, tensor: int, key: Words) -> int:
     window, j = divmod(index, WINDOW)
     word, offset = divmod(j, COUNTERS)
-    return counter_words(COUNTERS * window + offset, key)[word]
+    return counter_words(COUNTERS * window + offset, step, tensor, key)[word]
 
 
 def noise_bits(size: int, seed: int, step: int = 0, tensor: int = 0, start: int = 0) -> Array:
     """The bits of elements start ... start + size - 1."""
-    key = key_of(seed, step, tensor)
-    return np.array([element_bits(start + i, key) for i in range(size)], np.uint32)
+    key = key_of(seed)
+    return np.array([element_bits(start + i, step, tensor, key) for i in range(size)], np.uint32)

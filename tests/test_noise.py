@@ -55,10 +55,13 @@ def test_bits_from_anywhere(start: int) -> None:
 
 def test_a_stream_does_not_change_from_one_version_to_the_next() -> None:
     # written down once; a seed in a paper must mean these numbers for ever
-    words = [2368256315, 1251533885, 3574779901, 1324467424]
+    words = [524788716, 3953380489, 3872502689, 3457535184]
     assert mxsim.Noise(0).bits(4).tolist() == words
-    key = (4088532484, 613525653)  # of seed 0, step 0, tensor 0
+    key = (2968811710, 3677149159)  # of seed 0
     assert [oracle_noise.philox4x32((c, 0, 0, 0), key)[0] for c in range(4)] == words
+    words = [2487769917, 1317949875, 2027749270, 673796982]
+    assert mxsim.Noise(0, step=1, tensor=2).bits(4).tolist() == words
+    assert [oracle_noise.philox4x32((c, 0, 1, 2), key)[0] for c in range(4)] == words
 
 
 def test_it_is_a_value() -> None:
@@ -100,7 +103,7 @@ def test_C11_every_bit_is_fair_and_every_value_as_likely() -> None:
 
 @pytest.mark.parametrize("field", ["step", "tensor"])
 def test_words_that_would_spill_into_the_next_are_refused(field: str) -> None:
-    # SeedSequence splits integers into 32-bit words: (2**32, 5) and (0, 1 + 5 * 2**32) would agree.
+    # each is one word of the counter
     with pytest.raises(ValueError, match=rf"{field} must be below 2\*\*32; got 4294967296"):
         mxsim.Noise(0, **{field: 2**32})
     mxsim.Noise(2**70, **{field: 2**32 - 1})
