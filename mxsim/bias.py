@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from mxsim.config import ProxyConfig
 from mxsim.layout import as_integer
-from mxsim.precision import PrecisionScheme, SiteFormat, rounders
+from mxsim.precision import PrecisionScheme, SiteFormat, precision_of
 from mxsim.proxy import (
     KINDS,
     Params,
@@ -118,6 +118,7 @@ def gradient_bias(
     y: ArrayLike,
     cfg: ProxyConfig,
     scheme: PrecisionScheme,
+    step: int = 0,
 ) -> BiasReport:
     """Compare the scheme's gradient with the exact one at ``params`` on the batch (x, y).
 
@@ -132,8 +133,8 @@ def gradient_bias(
     with threadpool_limits(1, "blas"):
         for each in (PrecisionScheme(), scheme):
             grads = parameter_views(np.empty(size, real), cfg)
-            sites = rounders(each, cfg.depth)
-            losses.append(loss_and_grads_into(checked, x_, y_, cfg, sites, ws, grads))
+            precision = precision_of(each, cfg.depth, cfg.seed, step)
+            losses.append(loss_and_grads_into(checked, x_, y_, cfg, precision, ws, grads))
             trees.append(grads)
     exact, quantized = trees
     groups: dict[Group, Bias] = {}
@@ -215,28 +216,32 @@ class ProbeSeries:
     gamma_mean: Array
 
 
+def blank_series(plan: ProbePlan, cfg: ProxyConfig) -> ProbeSeries:
+    """The series of a run that has not begun: NaN everywhere."""
+    m, groups = -(-cfg.steps // plan.every), len(PROBE_GROUPS)
+    shape = (m, len(plan.schemes), groups)
+
+    def blank(*size: int) -> Array:
+        return np.full(size, np.nan)
+
+    return ProbeSeries(
+        steps=np.arange(m) * plan.every,
+        labels=tuple(label for label, _ in plan.schemes),
+        zeta=blank(*shape),
+        cos=blank(*shape),
+        alpha=blank(*shape),
+        rho=blank(*shape),
+        norm=blank(m, groups),
+        gamma_saturated=blank(m, cfg.depth),
+        gamma_mean=blank(m, cfg.depth),
+    )
+
+
 class Probe:
-    """Runs a ProbePlan beside training, in buffers of its own."""
+    """Runs a ProbePlan beside training, in buffers of its own, into ``series``."""
 
-    def __init__(self, plan: ProbePlan, cfg: ProxyConfig) -> None:
-        self.plan, self.cfg = plan, cfg
-        m, groups = -(-cfg.steps // plan.every), len(PROBE_GROUPS)
-        shape = (m, len(plan.schemes), groups)
-
-        def blank(*size: int) -> Array:
-            return np.full(size, np.nan)
-
-        self.series = ProbeSeries(
-            steps=np.arange(m) * plan.every,
-            labels=tuple(label for label, _ in plan.schemes),
-            zeta=blank(*shape),
-            cos=blank(*shape),
-            alpha=blank(*shape),
-            rho=blank(*shape),
-            norm=blank(m, groups),
-            gamma_saturated=blank(m, cfg.depth),
-            gamma_mean=blank(m, cfg.depth),
-        )
+    def __init__(self, plan: ProbePlan, cfg: ProxyConfig, series: ProbeSeries) -> None:
+        self.plan, self.cfg, self.series = plan, cfg, series
         self._workspace = workspace(cfg, cfg.batch, cfg.real)
         size = parameter_count(cfg)
         self._exact = parameter_views(np.empty(size, cfg.real), cfg)
@@ -247,13 +252,13 @@ class Probe:
         if step % self.plan.every:
             return
         i, series, cfg = step // self.plan.every, self.series, self.cfg
-        exact_sites = rounders(PrecisionScheme(), cfg.depth)
-        loss_and_grads_into(params, x, y, cfg, exact_sites, self._workspace, self._exact)
+        nothing = precision_of(PrecisionScheme(), cfg.depth)
+        loss_and_grads_into(params, x, y, cfg, nothing, self._workspace, self._exact)
         exact = _by_group(self._exact)
         series.norm[i] = [_norm(g) for g in exact]
         for s, (_, scheme) in enumerate(self.plan.schemes):
-            sites = rounders(scheme, cfg.depth)
-            loss_and_grads_into(params, x, y, cfg, sites, self._workspace, self._quantized)
+            precision = precision_of(scheme, cfg.depth, cfg.seed, step)
+            loss_and_grads_into(params, x, y, cfg, precision, self._workspace, self._quantized)
             for j, (g, q) in enumerate(zip(exact, _by_group(self._quantized), strict=True)):
                 bias = bias_of(g, q)
                 series.zeta[i, s, j], series.cos[i, s, j] = bias.zeta, bias.cos

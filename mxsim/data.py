@@ -7,14 +7,15 @@ float32 whatever the run's dtype, so a float64 run is the twin of a float32 one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxsim import ops
+from mxsim import ops, steps
 from mxsim.config import ProxyConfig
+from mxsim.precision import BlockPrecision, PrecisionScheme, internal_rounding, precision_of
 from mxsim.proxy import Params, parameter_count, parameter_views
 
 Array = NDArray[Any]
@@ -62,23 +63,54 @@ def init_params(cfg: ProxyConfig) -> Params:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The frozen target map: layers of (w1, w2), y = w2 phi(w1 x), no bias, norm or residual."""
+    """The frozen target map: layers of (w1, w2), y = w2 phi(w1 x), no bias, norm or residual.
+
+    ``scheme``: forward arithmetic of the linear maps and the activation; exact but for the fault
+    ``quantized_teacher``.
+    """
 
     layers: tuple[tuple[Array, Array], ...]
     activation: str
+    scheme: PrecisionScheme = PrecisionScheme()  # noqa: RUF009  (frozen)
 
     def __call__(self, x: Array) -> Array:
         """x (n, d) -> (n, d), in x's dtype."""
+        [precision] = precision_of(self.scheme, 1)
+        how = internal_rounding(self.scheme, x.dtype)
         for w1, w2 in self.layers:
-            u = np.dot(x, w1.T)
-            hidden = np.empty((len(x), w2.shape[1]), x.dtype)
-            ops.activation_forward(u, hidden, np.empty_like(u), self.activation)
-            x = np.dot(hidden, w2.T)
+            u = _linear(x, w1, "fc1", precision, how)
+            hidden, slope = np.empty((len(x), w2.shape[1]), x.dtype), np.empty_like(u)
+            if self.scheme.forward.activation == "exact":
+                ops.activation_forward(u, hidden, slope, self.activation)
+            else:  # the library's own, in bf16 steps, also where the student's is left alone
+                gate = np.empty_like(hidden)
+                steps.activation_forward(u, hidden, slope, gate, self.activation, how, how, how)
+            x = _linear(hidden, w2, "fc2", precision, how)
         return x
 
 
-def make_teacher(cfg: ProxyConfig) -> Teacher:
-    """The teacher of ``cfg`` in cfg.dtype; each layer's second weight carries ``teacher_gain``."""
+def _linear(x: Array, w: Array, layer: str, precision: BlockPrecision, how: ops.Rounding) -> Array:
+    """x (n, i), w (o, i) -> (n, o)."""
+    y = np.empty((len(x), len(w)), x.dtype)
+    nothing = np.empty((0, 0), x.dtype)
+    scratch = ops.LinearScratch(
+        x=np.empty_like(x),
+        w=np.empty_like(w),
+        dy=nothing,
+        x_in=np.empty_like(x),
+        w_in=np.empty_like(w),
+        dy_in=nothing,
+    )
+    ops.linear_forward(x, w, y, layer, precision, how, scratch)
+    return y
+
+
+def make_teacher(cfg: ProxyConfig, scheme: PrecisionScheme | None = None) -> Teacher:
+    """The teacher of ``cfg`` in cfg.dtype; each layer's second weight carries ``teacher_gain``.
+
+    Under a ``scheme`` with quantized_teacher its arithmetic is the scheme's; overrides by block
+    index are the student's.
+    """
     activation = cfg.teacher_activation or cfg.activation
     width = cfg.teacher_width or cfg.width
     hidden = round(2 * width / 3) if activation == "swiglu" else width
@@ -89,7 +121,9 @@ def make_teacher(cfg: ProxyConfig) -> Teacher:
         w1 = _weight(rng, (rows, cfg.width), cfg.init)
         w2 = _weight(rng, (cfg.width, hidden), cfg.init) * np.float32(cfg.teacher_gain)
         layers.append((w1.astype(cfg.real), w2.astype(cfg.real)))
-    return Teacher(tuple(layers), activation)
+    if scheme is None or not scheme.quantized_teacher:
+        return Teacher(tuple(layers), activation)
+    return Teacher(tuple(layers), activation, replace(scheme, overrides=()))
 
 
 def _sample(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mxsim.bits import from_bits, largest_of_32, magnitude_bits, power_of_two, with_sign
+from mxsim.bits import from_bits, largest_of_32, magnitude_bits, with_sign
 from mxsim.jit import kernel
 from mxsim.philox import WINDOW, draw
 from mxsim.rounding import (
@@ -31,6 +31,8 @@ from mxsim.rounding import (
     encode,
     ordinary_scale,
     raise_tiny,
+    range_factors,
+    round_float,
     round_magnitude,
     round_stochastically,
     scaled,
@@ -427,46 +429,80 @@ def finite_maximum(x: Any) -> Any:
 
 
 @kernel
-def round_elementwise(
-    x: Any,
-    out: Any,
-    overflows: Any,
-    has_infinity: Any,
-    style: Any,
-    grid: Any,
-    infinity: Any,
-    random: Any,
-) -> None:
-    """x, out (n,): round each element to a floating-point format, NaN and the sign of zero kept.
+def round_elementwise(x: Any, out: Any, mode: Any, spec: Any, random: Any) -> None:
+    """x, out (n,): each element rounded to a floating-point format (spec: rounding.round_float).
 
-    Beyond the largest, the result is Inf if ``overflows``, else the largest; an Inf stays if the
-    format ``has_infinity``.  Values of 2**64 and more are rounded at 2**-64 of their size, where
-    the magic sum cannot overflow, and values below 2**-64 at 2**64 of it, where nothing is
-    subnormal: exact both ways.
+    ``out`` may be x, but see ``round_in_place``.
     """
-    smallest_normal, largest, magic_factor, half_ulp = grid
-    mode = style[0]
-    one = power_of_two(np.int64(0), largest)
-    large, small = power_of_two(np.int64(64), largest), power_of_two(np.int64(-64), largest)
-    beyond = infinity if overflows else largest
+    if mode == EVEN:  # a constant mode lets the others' corrections go
+        for i in range(x.size):
+            out[i] = round_float(x[i], EVEN, spec)
+        return
+    if mode != STOCHASTIC:
+        for i in range(x.size):
+            out[i] = round_float(x[i], mode, spec)
+        return
+    grid, beyond, of_infinity, infinity = spec
     u = random[0][:0]
     for i in range(x.size):
-        if mode == STOCHASTIC and i % WINDOW == 0:
+        if i % WINDOW == 0:
             u = draw(random, i, min(WINDOW, x.size - i))
         v = x[i]
         q = abs(v)
+        down, up = range_factors(q)
+        g = (grid[0] * down, infinity, grid[2], grid[3])
         if v != v:
             out[i] = v
         elif q == infinity:
-            out[i] = with_sign(infinity if has_infinity else largest, v)
-        elif q >= largest + largest:  # further than any rounding reaches; Inf never compares here
+            out[i] = with_sign(of_infinity, v)
+        elif q >= grid[1] + grid[1]:  # further than any rounding reaches
             out[i] = with_sign(beyond, v)
         else:
-            down = small if q >= large else (large if q < small else one)
-            up = large if q >= large else (small if q < small else one)
-            g = (smallest_normal * down, infinity, magic_factor, half_ulp)
-            if mode == STOCHASTIC:
-                r = round_stochastically(q * down, u[i % WINDOW], g) * up
-            else:
-                r = round_magnitude(q * down, mode, g) * up
-            out[i] = with_sign(r if r <= largest else beyond, v)
+            r = round_stochastically(q * down, u[i % WINDOW], g) * up
+            out[i] = with_sign(r if r <= grid[1] else beyond, v)
+
+
+@kernel
+def round_in_place(x: Any, mode: Any, spec: Any) -> None:
+    """x (n,): as round_elementwise into x itself, any mode but stochastic.
+
+    Two names for one array would keep that loop scalar: LLVM has to suppose that they overlap.
+    """
+    if mode == EVEN:
+        for i in range(x.size):
+            x[i] = round_float(x[i], EVEN, spec)
+    else:
+        for i in range(x.size):
+            x[i] = round_float(x[i], mode, spec)
+
+
+@kernel
+def rotate_rows(x: Any, signs: Any, size: Any) -> None:
+    """x (n, m), in place: H D x along the first axis, in groups of ``size`` rows (a power of two).
+
+    D = diag(signs), H the orthonormal Walsh-Hadamard matrix of each group.  Rows that do not fill a
+    group are taken in groups of the largest power of two that fits.
+    """
+    n, m = x.shape
+    one = x.dtype.type(1)
+    first = 0
+    while first < n:
+        group = size
+        while group > n - first:
+            group //= 2
+        factor = one / np.sqrt(x.dtype.type(group))
+        for i in range(first, first + group):
+            sign = x.dtype.type(signs[i]) * factor
+            for j in range(m):
+                x[i, j] *= sign
+        half = 1
+        while half < group:
+            for low in range(first, first + group, 2 * half):
+                for i in range(low, low + half):
+                    a, b = x[i], x[i + half]
+                    for j in range(m):
+                        s, d = a[j] + b[j], a[j] - b[j]
+                        a[j] = s
+                        b[j] = d
+            half *= 2
+        first += group

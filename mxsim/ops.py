@@ -2,8 +2,9 @@
 
 Arrays are C-contiguous, float32 or float64, and written in place: nothing here allocates.  Shapes
 use n for samples, d for width, h for the hidden layer, i and o for a linear map's in and out.
-Quantization enters through ``operand``; a straight-through estimator is the rule everywhere: the
-backward pass differentiates the unquantized map, at the quantized operands named in each place.
+Quantization enters through ``BlockPrecision.operand``; a straight-through estimator is the rule
+everywhere: the backward pass differentiates the unquantized map, at the quantized operands named in
+each place.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxsim import kernels
 from mxsim.jit import kernel
-from mxsim.precision import BlockRounders
-from mxsim.quantize import ElementwiseRounder, Rounder
+from mxsim.precision import BlockPrecision
+from mxsim.quantize import NO_RANDOM
 from mxsim.special import logistic, normal_cdf_pdf
 
 Array = NDArray[Any]
+Rounding = tuple[int, Any]  # (mode, spec) of rounding.round_float
 
 
 # ---------------------------------------------------------------- linear: y = x w^T
@@ -27,25 +30,50 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class LinearScratch:
-    """Where the quantized copies of a linear map's operands go: x (n, i), w (o, i), dy (n, o)."""
+    """Where the rounded copies of a linear map's operands go: x (n, i), w (o, i), dy (n, o).
+
+    ``*_in`` hold what is done before an operand's site: rounding to bf16, rotation.
+    """
 
     x: Array
     w: Array
     dy: Array
+    x_in: Array
+    w_in: Array
+    dy_in: Array
 
 
-def operand(rounder: Rounder | ElementwiseRounder | None, x: Array, axis: int, out: Array) -> Array:
-    """x as the GEMM sees it: itself if the site is exact, else quantized along axis into out."""
-    return x if rounder is None else rounder(x, axis, out)
+def rounded(x: Array, out: Array, step: str, how: Rounding) -> Array:
+    """x itself if ``step`` is "exact", else rounded into out."""
+    if step == "exact":
+        return x
+    kernels.round_elementwise(x.reshape(-1), out.reshape(-1), *how, NO_RANDOM)
+    return out
+
+
+def round_in_place(x: Array, step: str, how: Rounding) -> None:
+    """Round x unless ``step`` is "exact"."""
+    if step != "exact":
+        kernels.round_in_place(x.reshape(-1), *how)
 
 
 def linear_forward(
-    x: Array, w: Array, y: Array, layer: str, sites: BlockRounders, scratch: LinearScratch
+    x: Array,
+    w: Array,
+    y: Array,
+    layer: str,
+    precision: BlockPrecision,
+    how: Rounding,
+    scratch: LinearScratch,
 ) -> None:
     """x (n, i), w (o, i) -> y (n, o); contracts over i."""
-    xq = operand(sites[f"{layer}_fprop_x"], x, 1, scratch.x)
-    wq = operand(sites[f"{layer}_fprop_w"], w, 1, scratch.w)
+    steps = precision.scheme.forward
+    x = rounded(x, scratch.x_in, steps.gemm_in, how)
+    w = rounded(w, scratch.w_in, steps.gemm_in, how)
+    xq = precision.operand(f"{layer}_fprop_x", x, 1, scratch.x)
+    wq = precision.operand(f"{layer}_fprop_w", w, 1, scratch.w)
     np.dot(xq, wq.T, out=y)
+    round_in_place(y, steps.gemm_out, how)
 
 
 def linear_backward(
@@ -55,29 +83,65 @@ def linear_backward(
     dx: Array | None,
     dw: Array,
     layer: str,
-    sites: BlockRounders,
+    precision: BlockPrecision,
+    how: Rounding,
     scratch: LinearScratch,
 ) -> None:
     """dy (n, o), x (n, i), w (o, i) -> dx (n, i), dw (o, i); dx is skipped if None.
 
-    The operands are requantized from high precision, since each GEMM contracts another axis.
+    dy arrives with ``gemm_in`` applied (maybe in scratch.dy_in).  Operands are requantized from
+    high precision, since each GEMM contracts another axis, unless the scheme reuses copies.
     """
+    steps = precision.scheme.backward
     # y = x w^T  ->  dx = dy w, contracts over o
     if dx is not None:
-        dyq = operand(sites[f"{layer}_dgrad_dy"], dy, 1, scratch.dy)
-        wq = operand(sites[f"{layer}_dgrad_w"], w, 0, scratch.w)
+        w = _backward_operand(w, f"{layer}_fprop_w", precision, how, scratch.w_in, scratch.w)
+        spare = scratch.w_in if w is scratch.w else scratch.w
+        dyq = precision.operand(f"{layer}_dgrad_dy", dy, 1, scratch.dy)
+        wq = precision.operand(f"{layer}_dgrad_w", w, 0, spare)
         np.dot(dyq, wq, out=dx)
+        round_in_place(dx, steps.gemm_out, how)
     # y = x w^T  ->  dw = dy^T x, contracts over n
-    dyq = operand(sites[f"{layer}_wgrad_dy"], dy, 0, scratch.dy)
-    xq = operand(sites[f"{layer}_wgrad_x"], x, 0, scratch.x)
+    x = _backward_operand(x, f"{layer}_fprop_x", precision, how, scratch.x_in, scratch.x)
+    if precision.rotates(layer):
+        signs = precision.signs(layer, len(dy))
+        size = precision.scheme.hadamard_size
+        dy = _rotated(dy, scratch.dy_in, signs, size)
+        x = _rotated(x, scratch.x_in, signs, size)
+    spare = scratch.x_in if x is scratch.x else scratch.x
+    dyq = precision.operand(f"{layer}_wgrad_dy", dy, 0, scratch.dy)
+    xq = precision.operand(f"{layer}_wgrad_x", x, 0, spare)
     np.dot(dyq.T, xq, out=dw)
+    round_in_place(dw, steps.gemm_out, how)
+
+
+def _backward_operand(
+    x: Array, site: str, precision: BlockPrecision, how: Rounding, first: Array, second: Array
+) -> Array:
+    """What a backward site starts from: x, rounded by ``gemm_in``, or the forward's copy of it.
+
+    Uses ``first`` for the rounding and ``second`` for the copy, which is made again: the forward
+    site is a function of x, and of its own random bits.
+    """
+    scheme = precision.scheme
+    if scheme.backward_operands == "requantize":
+        return rounded(x, first, scheme.backward.gemm_in, how)
+    x = rounded(x, first, scheme.forward.gemm_in, how)
+    return precision.operand(site, x, 1, second)
+
+
+def _rotated(x: Array, out: Array, signs: Array, size: int) -> Array:
+    if x is not out:
+        out[...] = x
+    kernels.rotate_rows(out, signs, size)
+    return out
 
 
 # ---------------------------------------------------------------- layer norm
 
 
 @kernel
-def _sum(v: Any) -> Any:
+def sum_of(v: Any) -> Any:
     """Sum of a row in four interleaved parts: four times the speed of one chain of additions."""
     a = b = c = e = v.dtype.type(0)
     whole = v.size - v.size % 4
@@ -93,7 +157,7 @@ def _sum(v: Any) -> Any:
 
 @kernel
 def _dot(v: Any, w: Any) -> Any:
-    """Inner product of two rows, in the order of ``_sum``."""
+    """Inner product of two rows, in the order of ``sum_of``."""
     a = b = c = e = v.dtype.type(0)
     whole = v.size - v.size % 4
     for j in range(0, whole, 4):
@@ -108,23 +172,24 @@ def _dot(v: Any, w: Any) -> Any:
 
 @kernel
 def layer_norm_forward(
-    x: Any, gamma: Any, beta: Any, eps: Any, z: Any, xhat: Any, rstd: Any
+    x: Any, gamma: Any, beta: Any, eps: Any, z: Any, xhat: Any, rstd: Any, var_eps: Any
 ) -> None:
     """x (n, d), gamma (d,), beta (d,) -> z (n, d); keeps xhat (n, d), rstd (n,) for backward.
 
-    The variance is the biased one.  gamma and beta arrive quantized.
+    var_eps (n,) is the (biased) variance + eps, rstd its inverse root.  gamma and beta arrive
+    quantized.
     """
     n, d = x.shape
     size = x.dtype.type(d)
     one = x.dtype.type(1)
     for i in range(n):
         # 1. mean, 2. centre
-        mean = _sum(x[i]) / size
+        mean = sum_of(x[i]) / size
         for j in range(d):
             xhat[i, j] = x[i, j] - mean
         # 3. variance, 4. normalize
-        variance = _dot(xhat[i], xhat[i]) / size
-        rstd[i] = one / np.sqrt(variance + eps)
+        var_eps[i] = _dot(xhat[i], xhat[i]) / size + eps
+        rstd[i] = one / np.sqrt(var_eps[i])
         for j in range(d):
             xhat[i, j] *= rstd[i]
             # 5. scale and shift
@@ -150,7 +215,7 @@ def layer_norm_backward(
             dbeta[j] += dz[i, j]
             row[j] = dz[i, j] * gamma[j]  # dxhat
         # 4.-1. xhat = (x - mean) * rstd, both of which depend on x
-        mean = _sum(row) * inverse
+        mean = sum_of(row) * inverse
         slope = _dot(row, xhat[i]) * inverse
         for j in range(d):
             dx[i, j] += rstd[i] * (row[j] - mean - xhat[i, j] * slope)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from mxsim.config import ProxyConfig
 from mxsim.jit import kernel
+from mxsim.precision import PrecisionScheme, internal_rounding
+from mxsim.rounding import NOT_AT_ALL, rounded_by
 
 Array = NDArray[Any]
 
@@ -43,9 +45,20 @@ def learning_rate(cfg: ProxyConfig, step: int) -> float:
     return cfg.lr_min + (cfg.lr - cfg.lr_min) * 0.5 * (1 + math.cos(math.pi * step / cfg.steps))
 
 
-def optimizer_step(flat: Array, grads: Array, state: OptimizerState, cfg: ProxyConfig) -> None:
-    """Update ``flat`` (size,) and ``state`` in place from the gradient ``grads`` (size,)."""
+def optimizer_step(
+    flat: Array,
+    grads: Array,
+    state: OptimizerState,
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme | None = None,
+) -> None:
+    """Update ``flat`` (size,) and ``state`` in place from the gradient ``grads`` (size,).
+
+    Moments that ``scheme`` keeps in bf16 are rounded when they are updated, before the weights
+    use them, as tensors of that type would be; weights after their update.
+    """
     real = flat.dtype.type
+    moments, weights = _state_rounding(scheme or PrecisionScheme(), flat.dtype)
     lr = learning_rate(cfg, state.updates)
     state.updates += 1
     if cfg.optimizer == "adam":
@@ -63,9 +76,23 @@ def optimizer_step(flat: Array, grads: Array, state: OptimizerState, cfg: ProxyC
             real(lr / correction1),
             real(correction2),
             real(cfg.adam_eps),
+            moments,
+            weights,
         )
     else:
-        sgd_update(flat, grads, state.first, real(cfg.momentum), real(lr))
+        momentum = real(cfg.momentum)
+        sgd_update(flat, grads, state.first, momentum, real(lr), moments, weights)
+
+
+def _state_rounding(
+    scheme: PrecisionScheme, dtype: np.dtype[Any]
+) -> tuple[tuple[int, Any], tuple[int, Any]]:
+    """How moments and master weights are rounded: see rounding.rounded_by."""
+    mode, spec = internal_rounding(scheme, dtype)
+    return (
+        (mode if scheme.moments == "bf16" else NOT_AT_ALL, spec),
+        (mode if scheme.master_weights == "bf16" else NOT_AT_ALL, spec),
+    )
 
 
 @kernel
@@ -81,23 +108,36 @@ def adam_update(
     rate: Any,
     correction2: Any,
     eps: Any,
+    moments: Any,
+    weights: Any,
 ) -> None:
     """p -= rate * m / (sqrt(v) / correction2 + eps), all (size,); rate is lr / (1 - beta1^t).
 
     Kingma and Ba (2015), with eps outside the bias-corrected root as PyTorch has it.  With a zero
     gradient from the start, eps keeps the quotient 0 / eps = 0; with eps = 0 it is not formed.
+    ``moments`` and ``weights`` are their roundings (rounding.rounded_by).
     """
     zero = p.dtype.type(0)
+    if moments[0] < 0 and weights[0] < 0:  # kept apart: vectorizes at full speed
+        for i in range(p.size):
+            m[i] = beta1 * m[i] + rest1 * g[i]
+            v[i] = beta2 * v[i] + rest2 * (g[i] * g[i])
+            denominator = np.sqrt(v[i]) / correction2 + eps
+            p[i] -= zero if m[i] == zero else rate * m[i] / denominator
+        return
     for i in range(p.size):
-        m[i] = beta1 * m[i] + rest1 * g[i]
-        v[i] = beta2 * v[i] + rest2 * (g[i] * g[i])
+        m[i] = rounded_by(beta1 * m[i] + rest1 * g[i], moments)
+        v[i] = rounded_by(beta2 * v[i] + rest2 * (g[i] * g[i]), moments)
         denominator = np.sqrt(v[i]) / correction2 + eps
-        p[i] -= zero if m[i] == zero else rate * m[i] / denominator
+        change = zero if m[i] == zero else rate * m[i] / denominator
+        p[i] = rounded_by(p[i] - change, weights)
 
 
 @kernel
-def sgd_update(p: Any, g: Any, m: Any, momentum: Any, rate: Any) -> None:
+def sgd_update(
+    p: Any, g: Any, m: Any, momentum: Any, rate: Any, moments: Any, weights: Any
+) -> None:
     """m = momentum * m + g; p -= rate * m (heavy ball, PyTorch's form), all (size,)."""
     for i in range(p.size):
-        m[i] = momentum * m[i] + g[i]
-        p[i] -= rate * m[i]
+        m[i] = rounded_by(momentum * m[i] + g[i], moments)
+        p[i] = rounded_by(p[i] - rate * m[i], weights)

@@ -150,9 +150,9 @@ def draw(random: Any, start: Any, size: Any) -> Any:
 def random_source(noise: Noise | Array | None, elements: int, longest: int) -> Random:
     """What ``draw`` draws from: ``noise``, or bits of the caller's (elements,), uint32.
 
-    Returns (buffer, words, held): ``buffer`` has the bits of elements held[0] .. held[1] - 1, of all
-    of them if the caller gave them.  Room for a few windows more than ``longest``, the most that is
-    drawn at once, keeps windows from being filled twice.
+    Returns (buffer, words, held): ``buffer`` has the bits of the elements held[0] .. held[1] - 1,
+    of all of them if the caller gave them.  Room for a few windows more than ``longest``, the most
+    that is drawn at once, keeps windows from being filled twice.
     """
     if isinstance(noise, Noise):
         windows = min(-(-elements // WINDOW), -(-longest // WINDOW) + 4)

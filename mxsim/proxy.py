@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
-from mxsim import ops
+from mxsim import ops, steps
 from mxsim.config import ProxyConfig, check_config
-from mxsim.precision import BlockRounders, PrecisionScheme, rounders
+from mxsim.precision import (
+    BlockPrecision,
+    Internals,
+    PrecisionScheme,
+    internal_rounding,
+    precision_of,
+)
+from mxsim.rounding import NOT_AT_ALL
 
 Array = NDArray[Any]
 Params = list[dict[str, Array]]
@@ -100,9 +107,11 @@ class BlockState:
     beta: Array  # (d,)
     xhat: Array  # (n, d)
     rstd: Array  # (n,)
+    var_eps: Array  # (n,)
     z: Array  # (n, d) layer norm's output
     hidden: Array  # (n, h)
     slope: Array  # (n, h) or (n, 2h)
+    gate: Array  # (n, h) for swiglu, else empty
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class Workspace:
     branch: Array  # (n, d) w2's output, and in backward dz
     wide: Array  # (n, h or 2h) w1's output u, and in backward du
     dhidden: Array  # (n, h)
-    row: Array  # (d,)
+    rows: Array  # (4, d)
     fc1: ops.LinearScratch
     fc2: ops.LinearScratch
 
@@ -129,7 +138,11 @@ def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
     def new(*shape: int) -> Array:
         return np.empty(shape, real)
 
-    narrow, inner = new(samples, d), new(samples, h)
+    def scratch(n: int, o: int, i: int) -> ops.LinearScratch:
+        return ops.LinearScratch(
+            x=new(n, i), w=new(o, i), dy=new(n, o), x_in=new(n, i), w_in=new(o, i), dy_in=new(n, o)
+        )
+
     return Workspace(
         blocks=tuple(
             BlockState(
@@ -137,9 +150,11 @@ def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
                 beta=new(d),
                 xhat=new(samples, d),
                 rstd=new(samples),
+                var_eps=new(samples),
                 z=new(samples, d),
                 hidden=new(samples, h),
                 slope=new(samples, rows),
+                gate=new(samples, h if cfg.activation == "swiglu" else 0),
             )
             for _ in range(cfg.depth)
         ),
@@ -147,57 +162,149 @@ def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
         dstream=new(samples, d),
         branch=new(samples, d),
         wide=new(samples, rows),
-        dhidden=inner,
-        row=new(d),
-        fc1=ops.LinearScratch(x=narrow, w=new(*shapes["w1"]), dy=new(samples, rows)),
-        fc2=ops.LinearScratch(x=new(samples, h), w=new(*shapes["w2"]), dy=narrow),
+        dhidden=new(samples, h),
+        rows=new(4, d),
+        fc1=scratch(samples, *shapes["w1"]),
+        fc2=scratch(samples, *shapes["w2"]),
     )
 
 
+def _how(step: str, how: ops.Rounding) -> ops.Rounding:
+    """``how`` where the internal is ``step``: not at all if it is exact (or fp32)."""
+    return how if step.startswith("bf16") else (NOT_AT_ALL, how[1])
+
+
 def forward(
-    params: Params, x: Array, cfg: ProxyConfig, sites: Sequence[BlockRounders], ws: Workspace
+    params: Params, x: Array, cfg: ProxyConfig, precision: Sequence[BlockPrecision], ws: Workspace
 ) -> Array:
     """x (n, d) -> prediction (n, d), in ws.stream."""
     stream = ws.stream
     stream[...] = x
+    scheme = precision[0].scheme
+    internals, how = scheme.forward, internal_rounding(scheme, stream.dtype)
     eps = stream.dtype.type(cfg.ln_eps)
-    for p, q, s in zip(params, sites, ws.blocks, strict=True):
+    for p, q, s in zip(params, precision, ws.blocks, strict=True):
         # 1. z = LN(x) with quantized gamma, beta
-        s.gamma[...] = ops.operand(q["ln_gamma"], p["ln_gamma"], 0, s.gamma)
-        s.beta[...] = ops.operand(q["ln_beta"], p["ln_beta"], 0, s.beta)
-        ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd)
+        s.gamma[...] = q.operand("ln_gamma", p["ln_gamma"], 0, s.gamma)
+        s.beta[...] = q.operand("ln_beta", p["ln_beta"], 0, s.beta)
+        if internals.layer_norm == "exact":
+            ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd, s.var_eps)
+        else:
+            steps.layer_norm_forward(
+                stream, s.gamma, s.beta, eps, s.z, s.xhat, s.var_eps, how, ws.rows
+            )
         # 2. u = z w1^T
-        ops.linear_forward(s.z, p["w1"], ws.wide, "fc1", q, ws.fc1)
+        ops.linear_forward(s.z, p["w1"], ws.wide, "fc1", q, how, ws.fc1)
         # 3. hidden = phi(u)
-        ops.activation_forward(ws.wide, s.hidden, s.slope, cfg.activation)
+        _activation_forward(ws.wide, s, cfg.activation, scheme, how)
         # 4. x = x + hidden w2^T + b2
-        ops.linear_forward(s.hidden, p["w2"], ws.branch, "fc2", q, ws.fc2)
-        ops.add_branch(stream, ws.branch, p["b2"])
+        ops.linear_forward(s.hidden, p["w2"], ws.branch, "fc2", q, how, ws.fc2)
+        if internals.bias == "exact":
+            ops.add_branch(stream, ws.branch, p["b2"])
+        else:
+            b2 = ops.rounded(p["b2"], ws.rows[0], internals.bias, how)
+            steps.add_bias(ws.branch, b2, how)
+            np.add(stream, ws.branch, out=stream)
+        ops.round_in_place(stream, internals.residual, how)
     return stream
 
 
+def _steps_of_activation(
+    internals: Internals, how: ops.Rounding
+) -> tuple[ops.Rounding, ops.Rounding]:
+    """How the activation's steps are rounded, and how those of SwiGLU's silu."""
+    return (
+        _how("bf16" if internals.activation == "bf16" else "exact", how),
+        _how(internals.activation, how),
+    )
+
+
+def _by_steps(activation: str, scheme: PrecisionScheme) -> bool:
+    """Whether the activation goes by rounded steps in either direction."""
+    modes = {scheme.forward.activation, scheme.backward.activation}
+    return "bf16" in modes or ("bf16_gate" in modes and activation == "swiglu")
+
+
+def _activation_forward(
+    u: Array, s: BlockState, activation: str, scheme: PrecisionScheme, how: ops.Rounding
+) -> None:
+    if not _by_steps(activation, scheme):
+        ops.activation_forward(u, s.hidden, s.slope, activation)
+        return
+    step, gate = _steps_of_activation(scheme.forward, how)
+    _, back = _steps_of_activation(scheme.backward, how)
+    if activation == "gelu" and scheme.forward.activation != "bf16":
+        ops.activation_forward(
+            u, s.hidden, s.slope, activation
+        )  # erf; steps are of its sigmoid form
+    else:
+        steps.activation_forward(u, s.hidden, s.slope, s.gate, activation, step, gate, back)
+
+
+def _activation_backward(
+    dhidden: Array,
+    s: BlockState,
+    du: Array,
+    activation: str,
+    scheme: PrecisionScheme,
+    how: ops.Rounding,
+) -> None:
+    if not _by_steps(activation, scheme):
+        ops.activation_backward(dhidden, s.slope, du)
+        return
+    step, gate = _steps_of_activation(scheme.backward, how)
+    steps.activation_backward(dhidden, s.slope, s.gate, du, activation, step, gate)
+
+
 def backward(
-    params: Params, cfg: ProxyConfig, sites: Sequence[BlockRounders], ws: Workspace, grads: Params
+    params: Params,
+    cfg: ProxyConfig,
+    precision: Sequence[BlockPrecision],
+    ws: Workspace,
+    grads: Params,
 ) -> None:
     """ws.dstream = d loss / d prediction (n, d) -> grads, the tree of ``params``, overwritten."""
+    scheme = precision[0].scheme
+    internals, how = scheme.backward, internal_rounding(scheme, ws.stream.dtype)
+    norm_by_steps = "bf16" in (internals.layer_norm, scheme.forward.layer_norm)
     for k in reversed(range(cfg.depth)):
-        p, q, s, g = params[k], sites[k], ws.blocks[k], grads[k]
+        p, q, s, g = params[k], precision[k], ws.blocks[k], grads[k]
         # 4. x = x + hidden w2^T + b2: dstream passes on unchanged beside the branch
-        ops.column_sums(ws.dstream, g["b2"])
-        ops.linear_backward(ws.dstream, s.hidden, p["w2"], ws.dhidden, g["w2"], "fc2", q, ws.fc2)
+        dy = ops.rounded(ws.dstream, ws.fc2.dy_in, internals.gemm_in, how)
+        ops.column_sums(dy, g["b2"])
+        ops.round_in_place(g["b2"], internals.bias, how)
+        ops.linear_backward(dy, s.hidden, p["w2"], ws.dhidden, g["w2"], "fc2", q, how, ws.fc2)
         # 3. hidden = phi(u)
         du = ws.wide
-        ops.activation_backward(ws.dhidden, s.slope, du)
+        _activation_backward(ws.dhidden, s, du, cfg.activation, scheme, how)
         # 2. u = z w1^T
         dz = ws.branch
-        ops.linear_backward(du, s.z, p["w1"], dz, g["w1"], "fc1", q, ws.fc1)
+        dy = ops.rounded(du, ws.fc1.dy_in, internals.gemm_in, how)
+        ops.linear_backward(dy, s.z, p["w1"], dz, g["w1"], "fc1", q, how, ws.fc1)
         # 1. z = LN(x)
-        if k > 0:
+        if norm_by_steps:
+            steps.layer_norm_backward(
+                dz,
+                s.xhat,
+                s.var_eps,
+                s.gamma,
+                ws.dstream,
+                g["ln_gamma"],
+                g["ln_beta"],
+                _how(internals.layer_norm, how),
+                ws.rows,
+            )
+        elif k > 0:
             ops.layer_norm_backward(
-                dz, s.xhat, s.rstd, s.gamma, ws.dstream, g["ln_gamma"], g["ln_beta"], ws.row
+                dz, s.xhat, s.rstd, s.gamma, ws.dstream, g["ln_gamma"], g["ln_beta"], ws.rows[0]
             )
         else:  # nothing lies below the first block but data
             ops.layer_norm_backward_affine(dz, s.xhat, g["ln_gamma"], g["ln_beta"])
+        ops.round_in_place(ws.dstream, internals.residual, how)
+        for kind in KINDS:
+            ops.round_in_place(g[kind], scheme.gradients, how)
+        if scheme.frozen_beta:
+            g["ln_beta"][...] = 0
 
 
 def loss_and_grads_into(
@@ -205,14 +312,14 @@ def loss_and_grads_into(
     x: Array,
     y: Array,
     cfg: ProxyConfig,
-    sites: Sequence[BlockRounders],
+    precision: Sequence[BlockPrecision],
     ws: Workspace,
     grads: Params,
 ) -> float:
     """One forward and backward pass into ``grads``; returns the loss.  Allocates no large array."""
-    prediction = forward(params, x, cfg, sites, ws)
+    prediction = forward(params, x, cfg, precision, ws)
     loss = ops.mse_forward_backward(prediction, y, ws.dstream)
-    backward(params, cfg, sites, ws, grads)
+    backward(params, cfg, precision, ws, grads)
     return float(loss)
 
 
@@ -222,21 +329,23 @@ def loss_and_grads(
     y: ArrayLike,
     cfg: ProxyConfig,
     scheme: PrecisionScheme,
+    step: int = 0,
 ) -> tuple[float, Params]:
     """Mean squared error of the student under ``scheme``, and its gradient.  Pure.
 
     params: list of ``cfg.depth`` blocks (shapes at the top of this module); x, y: (n, width), any
     n >= 1.  Computed in float32, or in float64 if the parameters are float64.  The gradient has
-    the same tree as ``params``.  Raises ValueError or TypeError naming what does not fit.
+    the same tree as ``params``.  Random bits, if the scheme wants any, are those of (cfg.seed,
+    ``step``).  Raises ValueError or TypeError naming what does not fit.
     """
     checked = check_params(params, cfg)
     real = checked[0]["w1"].dtype
     x_, y_ = check_batch(x, y, cfg, real)
     grads = parameter_views(np.empty(parameter_count(cfg), real), cfg)
-    sites = rounders(scheme, cfg.depth)
+    precision = precision_of(scheme, cfg.depth, cfg.seed, step)
     with threadpool_limits(1, "blas"):  # the same bits whatever the number of BLAS threads
         loss = loss_and_grads_into(
-            checked, x_, y_, cfg, sites, workspace(cfg, len(x_), real), grads
+            checked, x_, y_, cfg, precision, workspace(cfg, len(x_), real), grads
         )
     return loss, grads
 
@@ -247,19 +356,21 @@ def evaluate(
     y: Array,
     cfg: ProxyConfig,
     scheme: PrecisionScheme,
+    step: int = 0,
 ) -> float:
     """Mean squared error on a (large) sample under ``scheme``, in chunks of ``cfg.batch`` rows.
 
-    Forward blocks run along features, so chunks do not change what is quantized together.
+    Forward blocks run along features, so chunks do not change what is quantized together (but
+    blocks of several rows, NVFP4's tensor scale and random bits go by chunk).
     """
-    sites = rounders(scheme, cfg.depth)
+    precision = precision_of(scheme, cfg.depth, cfg.seed, step)
     ws = workspace(cfg, min(cfg.batch, len(x)), x.dtype)
     total = 0.0
     for start in range(0, len(x), cfg.batch):
         rows = x[start : start + cfg.batch]
         if len(rows) != len(ws.stream):  # a shorter last chunk
             ws = workspace(cfg, len(rows), x.dtype)
-        prediction = forward(params, rows, cfg, sites, ws)
+        prediction = forward(params, rows, cfg, precision, ws)
         loss = ops.mse_forward_backward(prediction, y[start : start + cfg.batch], ws.dstream)
         total += loss * len(rows)
     return total / len(x)

@@ -39,7 +39,7 @@ from mxsim.layout import (
     view_of,
 )
 from mxsim.mxarray import E4M3, MXArray, QuantizationStats, as_format
-from mxsim.philox import Noise, Random, random_source
+from mxsim.philox import WINDOW, Noise, Random, random_source
 
 Array = NDArray[Any]
 
@@ -78,14 +78,17 @@ class Rounder:
     rounding: str
     nonfinite: str = "propagate"
 
-    def __call__(self, x: Array, axis: int, out: Array) -> Array:
-        """Write the dequantized x into ``out`` (may be x itself), any rounding but stochastic.
+    def __call__(self, x: Array, axis: int, out: Array, noise: Noise | None = None) -> Array:
+        """Write the dequantized x into ``out`` (may be x itself); stochastic rounding needs noise.
 
-        Both are C-contiguous, of one shape and dtype, float32 or float64.
+        Both are C-contiguous, of one shape and dtype, float32 or float64.  Two-dimensional blocks
+        lie over the last two axes, whatever ``axis``.
         """
         if x.size:
-            view = contiguous_view(x.shape, axis, self.block_size)
-            self.run(x.reshape(view.shape), out.reshape(view.shape), view, NO_RANDOM)
+            along = -1 if isinstance(self.block_size, tuple) else axis
+            view = contiguous_view(x.shape, along, self.block_size)
+            random = _random(noise, x.shape, view)
+            self.run(x.reshape(view.shape), out.reshape(view.shape), view, random)
         return out
 
     def run(self, x: Array, out: Array, view: View, random: Random) -> None:
@@ -135,20 +138,25 @@ class ElementwiseRounder:
     format: FloatFormat
     rounding: str
 
-    def __call__(self, x: Array, axis: int, out: Array, random: Random = NO_RANDOM) -> Array:
+    def __call__(self, x: Array, axis: int, out: Array, noise: Noise | None = None) -> Array:
         """Write the rounded x into ``out`` (may be x); both C-contiguous.  ``axis`` is unused."""
-        real = x.dtype.type
-        kernels.round_elementwise(
-            x.reshape(-1),
-            out.reshape(-1),
-            self.rounding != "zero" and self.format.specials == "ieee",
-            self.format.specials == "ieee",
-            (ROUNDINGS.index(self.rounding), real(-0.0), False),
-            _grid(self.format, x.dtype),
-            real(np.inf),
-            random,
-        )
+        self.run(x, out, random_source(noise, x.size, WINDOW) if noise else NO_RANDOM)
         return out
+
+    def run(self, x: Array, out: Array, random: Random) -> None:
+        """The kernel's part."""
+        mode, spec = float_spec(self.format, self.rounding, x.dtype)
+        kernels.round_elementwise(x.reshape(-1), out.reshape(-1), mode, spec, random)
+
+
+@lru_cache(maxsize=64)
+def float_spec(form: FloatFormat, rounding: str, dtype: np.dtype[Any]) -> tuple[int, Any]:
+    """(mode, spec) as rounding.round_float takes them, in the array's float type."""
+    real, ieee = dtype.type, form.specials == "ieee"
+    grid = _grid(form, dtype)
+    infinity = real(np.inf)
+    beyond = infinity if ieee and rounding != "zero" else grid[1]
+    return ROUNDINGS.index(rounding), (grid, beyond, infinity if ieee else grid[1], infinity)
 
 
 def _grid(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
@@ -473,7 +481,7 @@ def round_to(
         view = View(order, (1, 1, source.size), (1, 1))
         written = _written(target, source, view)
         random = _random(checked_noise, source.shape, view)
-        ElementwiseRounder(form, rounding)(view.of(source), 0, written, random)
+        ElementwiseRounder(form, rounding).run(view.of(source), written, random)
         _return(written, target, view)
     return target
 

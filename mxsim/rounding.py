@@ -27,10 +27,12 @@ from mxsim.bits import (
     normal_exponent,
     power_of_two,
     unit_fraction,
+    with_sign,
 )
 from mxsim.jit import kernel
 
 EVEN, AWAY, ZERO, STOCHASTIC = 0, 1, 2, 3  # element rounding, in the order of formats.ROUNDINGS
+NOT_AT_ALL = -1
 
 
 # ---------------------------------------------------------------- one element
@@ -109,6 +111,42 @@ def encode(r: Any, negative: Any, layout: Any, grid: Any) -> Any:
     if is_integer:
         return (-magnitude if negative else magnitude) & ((1 << total_bits) - 1)
     return magnitude + ((1 << (total_bits - 1)) if negative else 0)
+
+
+@kernel
+def round_float(v: Any, mode: Any, spec: Any) -> Any:
+    """v rounded to a floating-point format, any mode but stochastic; NaN and the sign of 0 kept.
+
+    spec = (grid, beyond, of_infinity, infinity): what a value past the largest becomes, what Inf
+    becomes, and Inf itself.  Values of 2**64 and more are rounded at 2**-64 of their size, where
+    the magic sum cannot overflow, and values below 2**-64 at 2**64 of it, where nothing is
+    subnormal: exact both ways.  Free of branches, so that it vectorizes.
+    """
+    grid, beyond, of_infinity, infinity = spec
+    smallest_normal, largest, magic_factor, half_ulp = grid
+    q = abs(v)
+    down, up = range_factors(q)
+    g = (smallest_normal * down, infinity, magic_factor, half_ulp)
+    r = round_magnitude(q * down, mode, g) * up
+    r = r if r <= largest else beyond
+    r = r if q < infinity else of_infinity
+    return v if v != v else with_sign(r, v)
+
+
+@kernel
+def rounded_by(v: Any, how: Any) -> Any:
+    """v rounded by ``how`` = (mode, spec) of round_float; mode NOT_AT_ALL leaves it alone."""
+    return v if how[0] < 0 else round_float(v, how[0], how[1])
+
+
+@kernel
+def range_factors(q: Any) -> Any:
+    """Powers of two (down, up), down * up = 1, with q * down away from the ends of the range."""
+    one = power_of_two(np.int64(0), q)
+    large, small = power_of_two(np.int64(64), q), power_of_two(np.int64(-64), q)
+    down = small if q >= large else (large if q < small else one)
+    up = large if q >= large else (small if q < small else one)
+    return down, up
 
 
 # ---------------------------------------------------------------- one block's scale

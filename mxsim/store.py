@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -100,6 +100,47 @@ class DamagedResult(Exception):
     """A result file that cannot be read: truncated, foreign, or of another schema."""
 
 
+def write_whole(
+    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], compress: bool = True
+) -> Path:
+    """Write an npz whole or not at all: to a temporary name, flushed, then renamed.
+
+    ``meta`` is plain JSON data.  Raises OSError without leaving a partial file behind.
+    """
+    text = np.frombuffer(json.dumps(meta, indent=1).encode(), np.uint8)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
+    write: Callable[..., None] = np.savez_compressed if compress else np.savez
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file, meta=text, **dict(arrays))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_whole(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """(arrays, meta) of a file that ``write_whole`` wrote.
+
+    Raises FileNotFoundError, or DamagedResult for anything else.
+    """
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name != "meta"}
+            meta = json.loads(file["meta"].tobytes())
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a flipped bit raises anything: zlib, tokenize, struct, ...
+        raise DamagedResult(f"{path} is not a whole result file ({error})") from error
+    if not isinstance(meta, dict):
+        raise DamagedResult(f"{path} is not a whole result file (its meta is no mapping)")
+    return arrays, meta
+
+
 @dataclass(frozen=True)
 class Store:
     """The results of one study: a folder of ``<id>.npz`` files."""
@@ -117,27 +158,13 @@ class Store:
         return self.folder / f"{result}.npz"
 
     def save(self, record: Record) -> Path:
-        """Write a record whole or not at all: to a temporary name, flushed, then renamed.
+        """Write a record whole or not at all.
 
         Raises OSError (a full disk, say) without leaving a partial file behind.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"schema": SCHEMA_VERSION, "id": record.id, **record.meta}, indent=1)
-        meta = np.frombuffer(text.encode(), np.uint8)
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{record.id}.", suffix=".tmp", dir=self.folder
-        )
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, meta=meta, **dict(record.arrays))  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
-            os.replace(temporary, self.path(record.id))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        return self.path(record.id)
+        meta = {"schema": SCHEMA_VERSION, "id": record.id, **record.meta}
+        return write_whole(self.path(record.id), record.arrays, meta)
 
     def load(self, result: str) -> Record:
         """Read one record.
@@ -146,15 +173,8 @@ class Store:
         that ``save`` wrote whole.
         """
         path = self.path(result)
-        try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files if name != "meta"}
-                meta = json.loads(file["meta"].tobytes())
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # a flipped bit raises anything: zlib, tokenize, struct, ...
-            raise DamagedResult(f"{path} is not a whole result file ({error})") from error
-        if not isinstance(meta, dict) or meta.get("id") != result:
+        arrays, meta = read_whole(path)
+        if meta.get("id") != result:
             raise DamagedResult(f"{path} does not hold the result that its name says")
         if meta.get("schema") != SCHEMA_VERSION:
             raise DamagedResult(

@@ -7,9 +7,14 @@ exceptions.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,12 +22,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from mxsim import data
-from mxsim.bias import Probe, ProbePlan, ProbeSeries
+from mxsim.bias import Probe, ProbePlan, ProbeSeries, blank_series
 from mxsim.config import ProxyConfig, check_config
-from mxsim.ops import squared_norm
-from mxsim.optim import optimizer_state, optimizer_step
+from mxsim.layout import as_integer
+from mxsim.ops import round_in_place, squared_norm
+from mxsim.optim import OptimizerState, optimizer_state, optimizer_step
 from mxsim.outcome import DivergenceRule, Outcome, Spike, Status, judge
-from mxsim.precision import PrecisionScheme, rounders
+from mxsim.precision import PrecisionScheme, at_step, internal_rounding, precision_of
 from mxsim.proxy import (
     KINDS,
     Params,
@@ -78,6 +84,167 @@ class Run:
         return self.outcome.spikes
 
 
+@dataclass(eq=False)
+class Training:
+    """A run in progress, between two steps: advance it, save it (checkpoint.py), go on, finish it.
+
+    All that determines what follows is here; data and random bits are functions of (seed, step).
+    ``step`` is the number of steps done; ``bad_step`` is set where it met a NaN or Inf and stopped.
+    """
+
+    config: ProxyConfig
+    scheme: PrecisionScheme
+    rule: DivergenceRule
+    probe: ProbePlan | None
+    flat: Array  # all weights, (size,)
+    optimizer: OptimizerState
+    losses: Array
+    grad_norms: Array
+    probes: ProbeSeries | None
+    step: int = 0
+    bad_step: int | None = None
+    bad_tensor: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def params(self) -> Params:
+        """The weights as blocks, views into ``flat``."""
+        return parameter_views(self.flat, self.config)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do but ``finish``."""
+        return self.step >= self.config.steps or self.bad_step is not None
+
+    @cached_property
+    def _bench(self) -> Bench:
+        return Bench(self.config, self.scheme)
+
+    @property
+    def last_gradient(self) -> Array:
+        """The flat gradient (size,) of the step done last; a buffer of the next one."""
+        return self._bench.flat_grads
+
+    def advance(
+        self, steps: int | None = None, on_step: Callable[[int, float], None] | None = None
+    ) -> Training:
+        """Do ``steps`` more steps, by default all that are left; stops early at a NaN or Inf.
+
+        on_step: called with (step, loss) after each step.  Returns self.  An exception, Ctrl-C
+        included, leaves the state as it was after the last whole step.
+        Raises ValueError for a negative number of steps.
+        """
+        count = self.config.steps if steps is None else as_integer("steps", steps, "an integer")
+        if count < 0:
+            raise ValueError(f"steps must be at least 0; got {count}")
+        stop = min(self.step + count, self.config.steps)
+        cfg, bench = self.config, self._bench
+        params = self.params
+        prober = Probe(self.probe, cfg, self.probes) if self.probe and self.probes else None
+        started, before = time.perf_counter(), self.seconds
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            while self.step < stop and self.bad_step is None:
+                x, y = bench.batches.at(self.step)
+                if prober:
+                    prober(self.step, params, x, y)
+                loss = bench.loss(params, x, y, self.step)
+                norm = math.sqrt(squared_norm(bench.flat_grads))
+                self.losses[self.step], self.grad_norms[self.step] = loss, norm
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    self.bad_tensor = first_nonfinite(params, x, y, cfg, bench.ws, bench.grads)
+                    if self.bad_tensor is not None:
+                        self.bad_step = self.step
+                        break
+                with uninterrupted():
+                    optimizer_step(self.flat, bench.flat_grads, self.optimizer, cfg, self.scheme)
+                    self.step += 1
+                    self.seconds = before + time.perf_counter() - started
+                if on_step:
+                    on_step(self.step - 1, loss)
+        return self
+
+    def finish(self) -> Run:
+        """Evaluate on the held-out set and judge; ValueError while steps are left."""
+        if not self.ended:
+            raise ValueError(
+                f"the run must have ended; {self.step} of {self.config.steps} steps are done"
+            )
+        cfg, params = self.config, self.params
+        bad_step, bad_tensor = self.bad_step, self.bad_tensor
+        started = time.perf_counter()
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            x, y = data.held_out(cfg, self._bench.batches.teacher)
+            eval_loss = evaluate(params, x, y, cfg, self.scheme, cfg.steps)
+            if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
+                bad_step = cfg.steps - 1
+                bad_tensor = first_nonfinite_parameter(params) or "held-out loss"
+            zero_loss = float(np.mean(np.square(y), dtype=np.float64))
+            input_power = float(np.mean(np.square(x), dtype=np.float64))
+        trivial_loss = max(zero_loss, input_power)
+        return Run(
+            config=cfg,
+            scheme=self.scheme,
+            rule=self.rule,
+            losses=self.losses,
+            grad_norms=self.grad_norms,
+            outcome=judge(self.losses, eval_loss, trivial_loss, self.rule, bad_step, bad_tensor),
+            eval_loss=eval_loss,
+            zero_loss=zero_loss,
+            input_power=input_power,
+            probes=self.probes,
+            params=params,
+            seconds=self.seconds + time.perf_counter() - started,
+        )
+
+
+class Bench:
+    """What a run in progress works with and can make again: data, buffers, prepared rounding."""
+
+    def __init__(self, cfg: ProxyConfig, scheme: PrecisionScheme) -> None:
+        self.cfg = cfg
+        self.precision = precision_of(scheme, cfg.depth, cfg.seed)
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            self.batches = data.make_batches(cfg, data.make_teacher(cfg, scheme))
+        self.ws = workspace(cfg, cfg.batch, cfg.real)
+        self.flat_grads = np.empty(parameter_count(cfg), cfg.real)
+        self.grads = parameter_views(self.flat_grads, cfg)
+
+    def loss(self, params: Params, x: Array, y: Array, step: int) -> float:
+        """The loss; its gradient is in ``grads``, which are views into ``flat_grads``."""
+        precision = at_step(self.precision, step)
+        return loss_and_grads_into(params, x, y, self.cfg, precision, self.ws, self.grads)
+
+
+def start(
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme,
+    *,
+    probe: ProbePlan | None = None,
+    rule: DivergenceRule | None = None,
+) -> Training:
+    """A run before its first step: initial weights (rounded if the scheme's masters are bf16)."""
+    check_config(cfg)
+    precision_of(scheme, cfg.depth)  # refuses what does not fit
+    size = parameter_count(cfg)
+    flat = np.empty(size, cfg.real)
+    for block, initial in zip(parameter_views(flat, cfg), data.init_params(cfg), strict=True):
+        for kind in KINDS:
+            block[kind][...] = initial[kind]
+    if scheme.master_weights == "bf16":
+        round_in_place(flat, "bf16", internal_rounding(scheme, flat.dtype))
+    return Training(
+        config=cfg,
+        scheme=scheme,
+        rule=rule or DivergenceRule(),
+        probe=probe,
+        flat=flat,
+        optimizer=optimizer_state(cfg, size),
+        losses=np.full(cfg.steps, np.nan),
+        grad_norms=np.full(cfg.steps, np.nan),
+        probes=blank_series(probe, cfg) if probe else None,
+    )
+
+
 def train(
     cfg: ProxyConfig,
     scheme: PrecisionScheme,
@@ -91,65 +258,26 @@ def train(
     probe: same-point gradient comparisons along the way; they do not change the run.
     on_step: called with (step, loss) after each step.
     A run that meets a NaN or Inf stops there with status ``nonfinite``; its parameters are those
-    before the step that failed.  Same arguments, same bits, whatever the number of threads.
+    before the step that failed.  Same arguments, same bits, whatever the number of threads, and
+    whether in one go or stopped, saved and taken up again (``start``, checkpoint.py).
     """
-    check_config(cfg)
-    sites = rounders(scheme, cfg.depth)
-    started = time.perf_counter()
-    rule = rule or DivergenceRule()
-    with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
-        teacher = data.make_teacher(cfg)
-        batches = data.make_batches(cfg, teacher)
-        size = parameter_count(cfg)
-        flat, flat_grads = np.empty(size, cfg.real), np.empty(size, cfg.real)
-        params, grads = parameter_views(flat, cfg), parameter_views(flat_grads, cfg)
-        for block, initial in zip(params, data.init_params(cfg), strict=True):
-            for kind in KINDS:
-                block[kind][...] = initial[kind]
-        state = optimizer_state(cfg, size)
-        ws = workspace(cfg, cfg.batch, cfg.real)
-        prober = Probe(probe, cfg) if probe else None
+    return start(cfg, scheme, probe=probe, rule=rule).advance(on_step=on_step).finish()
 
-        losses, grad_norms = np.full(cfg.steps, np.nan), np.full(cfg.steps, np.nan)
-        bad_step: int | None = None
-        bad_tensor: str | None = None
-        for step in range(cfg.steps):
-            x, y = batches.at(step)
-            if prober:
-                prober(step, params, x, y)
-            losses[step] = loss_and_grads_into(params, x, y, cfg, sites, ws, grads)
-            grad_norms[step] = math.sqrt(squared_norm(flat_grads))
-            if not (math.isfinite(losses[step]) and math.isfinite(grad_norms[step])):
-                bad_tensor = first_nonfinite(params, x, y, cfg, ws, grads)
-                if bad_tensor is not None:
-                    bad_step = step
-                    break
-            optimizer_step(flat, flat_grads, state, cfg)
-            if on_step:
-                on_step(step, float(losses[step]))
 
-        x, y = data.held_out(cfg, teacher)
-        eval_loss = evaluate(params, x, y, cfg, scheme)
-        if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
-            bad_step = cfg.steps - 1
-            bad_tensor = first_nonfinite_parameter(params) or "held-out loss"
-        zero_loss = float(np.mean(np.square(y), dtype=np.float64))
-        input_power = float(np.mean(np.square(x), dtype=np.float64))
-        trivial_loss = max(zero_loss, input_power)
-    return Run(
-        config=cfg,
-        scheme=scheme,
-        rule=rule,
-        losses=losses,
-        grad_norms=grad_norms,
-        outcome=judge(losses, eval_loss, trivial_loss, rule, bad_step, bad_tensor),
-        eval_loss=eval_loss,
-        zero_loss=zero_loss,
-        input_power=input_power,
-        probes=prober.series if prober else None,
-        params=params,
-        seconds=time.perf_counter() - started,
-    )
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep Ctrl-C back until the block is done: it must not leave half an update behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    handler = signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught and callable(handler):
+            handler(*caught[0])
 
 
 def first_nonfinite_parameter(params: Params) -> str | None:

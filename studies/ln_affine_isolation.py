@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from mxsim import PRESETS, DivergenceRule, ProbePlan, ProxyConfig
+from mxsim import DivergenceRule, ProbePlan, ProxyConfig, scheme
 from mxsim.outcome import Spike, fatal_spike, is_censored
 from mxsim.progress import execute
 from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
@@ -91,12 +91,12 @@ def points(design: Design) -> dict[Key, Point]:
     plans = {
         arm: ProbePlan(
             design.probe_every,
-            tuple((each, PRESETS[each]) for each in (QUANTIZED if arm == "exact" else (arm,))),
+            tuple((each, scheme(each)) for each in (QUANTIZED if arm == "exact" else (arm,))),
         )
         for arm in ARMS
     }
     return {
-        (arm, lr, seed): Point(replace(design.base, lr=lr, seed=seed), PRESETS[arm], plans[arm])
+        (arm, lr, seed): Point(replace(design.base, lr=lr, seed=seed), scheme(arm), plans[arm])
         for seed in range(design.seeds)
         for lr in design.rates
         for arm in ARMS

@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011) in Python integers, and the bits it gives.
 
-The bits of element i of an array depend on seed, step, tensor and i alone. A window of 1024 elements takes
-256 counters; its first 256 elements take word 0 of each, the next 256 word 1, and so on.
+The bits of element i of an array depend on seed, step, tensor and i alone. A window of 1024
+elements takes 256 counters; its first 256 elements take word 0 of each, the next 256 word 1, ...
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mxsim
-from mxsim.bias import PROBE_GROUPS, Probe, ProbePlan, bias_of, saturated_share
+from mxsim.bias import PROBE_GROUPS, Probe, ProbePlan, bias_of, blank_series, saturated_share
 from mxsim.precision import PrecisionScheme, SiteFormat
 from mxsim.proxy import KINDS
 
@@ -126,7 +126,8 @@ def test_saturated_share_counts_before_rounding() -> None:
 def test_the_probe_records_what_gradient_bias_computes() -> None:
     params, x, y = start()
     schemes = tuple((name, mxsim.scheme(name)) for name in ("gemm_e4m3", "ln_only_e4m3"))
-    probe = Probe(ProbePlan(7, schemes), CFG)
+    plan = ProbePlan(7, schemes)
+    probe = Probe(plan, CFG, blank_series(plan, CFG))
     before = [{k: v.copy() for k, v in block.items()} for block in params]
     for step in (0, 5, 7):
         probe(step, params, x, y)

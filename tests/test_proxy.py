@@ -1,6 +1,5 @@
 """The hand-written backward pass, and where each of the fourteen sites sits in it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 import mxsim
 from mxsim import proxy
 from mxsim.config import ACTIVATIONS
-from mxsim.precision import SITES, PrecisionScheme, SiteFormat, rounders
+from mxsim.precision import SITES, BlockPrecision, PrecisionScheme, SiteFormat, precision_of
 from mxsim.proxy import KINDS, Params
 
 Array = NDArray[Any]
@@ -46,7 +45,7 @@ def test_backward_against_central_differences(activation: str) -> None:
 
     if activation == "relu":  # no pre-activation within reach of the kink
         ws = proxy.workspace(cfg, len(x), np.float64)
-        proxy.forward(params, x, cfg, rounders(EXACT, cfg.depth), ws)
+        proxy.forward(params, x, cfg, precision_of(EXACT, cfg.depth), ws)
         for block, state in zip(params, ws.blocks, strict=True):
             assert np.abs(state.z @ block["w1"].T).min() > 100 * h
     for k, block in enumerate(params):
@@ -122,16 +121,20 @@ def test_six_operands_come_from_high_precision_along_the_contraction_axis() -> N
     cfg, params, x, y = problem("gelu", width=8, depth=1)
     seen: dict[str, tuple[Array, int]] = {}
 
-    def recorder(site: str) -> Callable[[Array, int, Array], Array]:
-        def record(values: Array, axis: int, out: Array) -> Array:
-            assert site not in seen, f"{site} is quantized twice"
-            seen[site] = values.copy(), axis
+    class Recorder:
+        rounding = "even"
+
+        def __init__(self, site: str) -> None:
+            self.site = site
+
+        def __call__(self, values: Array, axis: int, out: Array, noise: None) -> Array:
+            assert self.site not in seen, f"{self.site} is quantized twice"
+            seen[self.site] = values.copy(), axis
             out[...] = 0.5 * values  # a marked copy: must not reach another site
             return out
 
-        return record
-
-    sites: Any = [{site: recorder(site) for site in SITES}]
+    recorders: Any = {site: Recorder(site) for site in SITES}
+    sites = [BlockPrecision(EXACT, recorders, 0)]
     ws = proxy.workspace(cfg, len(x), np.float64)
     grads = proxy.parameter_views(np.empty(proxy.parameter_count(cfg)), cfg)
     proxy.loss_and_grads_into(params, x, y, cfg, sites, ws, grads)

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 import mxsim
 from mxsim import proxy
 from mxsim.bias import GAMMA_SITE, PROBE_GROUPS, ProbePlan, saturated_share
-from mxsim.precision import rounders
+from mxsim.precision import precision_of
 from mxsim.proxy import KINDS
 from mxsim.train import first_nonfinite
 
@@ -199,7 +199,7 @@ def test_the_first_bad_tensor_is_the_first_in_order_of_computation(kind: str, te
     ws = proxy.workspace(TINY, len(x), np.float32)
     grads = proxy.parameter_views(np.empty(proxy.parameter_count(TINY), np.float32), TINY)
     with np.errstate(all="ignore"):
-        sites = rounders(mxsim.scheme("exact"), 2)
+        sites = precision_of(mxsim.scheme("exact"), 2)
         proxy.loss_and_grads_into(params, x, y, TINY, sites, ws, grads)
     assert first_nonfinite(params, x, y, TINY, ws, grads) == tensor
     # An overflow in the hidden layer from finite parameters is named there.
