@@ -1,10 +1,11 @@
-"""The command line: ``mxsim quantize``, ``mxsim report``, ``mxsim formats``.
+"""The command line: ``mxsim train``, ``scheme``, ``quantize``, ``report``, ``formats``.
 
 Arguments and printing only.  The one module that imports tyro.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from mxsim.card import LEGEND, differences, precision_card, remarks
+from mxsim.config import ProxyConfig
 from mxsim.formats import FORMATS, FloatFormat, choose
 from mxsim.mxarray import QuantizationStats
 from mxsim.philox import Noise
+from mxsim.presets import PRESETS, scheme
 from mxsim.quantize import quantize
 from mxsim.report import GAINS, draw_quantization, format_card, load_arrays, tensor_report
+from mxsim.single import Single, describe, perform
 
 FormatName = Literal[
     "mxfp8_e4m3",
@@ -76,8 +81,37 @@ class Formats:
     """One format only."""
 
 
+@dataclass(frozen=True)
+class Scheme:
+    """A scheme's precision card: each tensor, where it is rounded, to what, how, along which axis.
+
+    With two names, what differs between them; without one, all names with their sources.
+    """
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """One preset name, or two."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a student under a scheme; interrupted, the same command goes on where it stopped."""
+
+    config: tyro.conf.OmitArgPrefixes[ProxyConfig] = ProxyConfig()  # noqa: RUF009  (frozen)
+    """The proxy problem."""
+    scheme: str = "all_e4m3"
+    """Preset name (see: mxsim scheme)."""
+    probe_every: int | None = None
+    """Steps between comparisons with the exact gradient; default a 50th of all, 0 makes none."""
+    out: Path = Path("runs")
+    """The folder that the run's own folder goes to."""
+    dry_run: bool = False
+    """Print what would run and how long it should take."""
+
+
 Command = (
-    Annotated[Quantize, tyro.conf.subcommand("quantize")]
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Scheme, tyro.conf.subcommand("scheme")]
+    | Annotated[Quantize, tyro.conf.subcommand("quantize")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Formats, tyro.conf.subcommand("formats")]
 )
@@ -88,7 +122,11 @@ def main(arguments: list[str] | None = None) -> int:
     command = tyro.cli(Command, args=arguments, prog="mxsim")
     console = Console()
     try:
-        if isinstance(command, Quantize):
+        if isinstance(command, Train):
+            return _train(command, console)
+        if isinstance(command, Scheme):
+            _scheme(command, console)
+        elif isinstance(command, Quantize):
             _quantize(command, console)
         elif isinstance(command, Report):
             _report(command, console)
@@ -101,6 +139,56 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"mxsim: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _train(command: Train, console: Console) -> int:
+    every = max(command.config.steps // 50, 1)
+    if command.probe_every is not None:
+        every = command.probe_every
+        if every < 0:
+            raise ValueError(f"probe_every must be at least 0; got {every}")
+    single = Single(command.config, command.scheme, scheme(command.scheme), every, command.out)
+    if command.dry_run:
+        describe(single, console)
+        return 0
+    return perform(single, console)
+
+
+def _scheme(command: Scheme, console: Console) -> None:
+    if len(command.names) > 2:
+        raise ValueError(f"names must be one or two; got {', '.join(command.names)}")
+    for name in command.names:
+        choose("scheme", name, PRESETS)
+    wide = Console(width=max(console.width, 100), force_terminal=console.is_terminal)
+    if not command.names:
+        table = Table(title="schemes", title_justify="left", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for name, preset in PRESETS.items():
+            table.add_row(name, preset.source)
+        wide.print(table)
+    elif len(command.names) == 1:
+        [name] = command.names
+        wide.print(f"[bold]{name}[/]: {PRESETS[name].source}", highlight=False)
+        table = Table()
+        for heading in ("tensor", "where", "format", "scale", "rounding", "block", "along"):
+            table.add_column(heading)
+        for row in precision_card(PRESETS[name].scheme):
+            table.add_row(*dataclasses.astuple(row))
+        wide.print(LEGEND, highlight=False)
+        wide.print(table)
+        for line in remarks(PRESETS[name].scheme):
+            wide.print(f"- {line}", highlight=False)
+    else:
+        a, b = command.names
+        found = differences(PRESETS[a].scheme, PRESETS[b].scheme)
+        if not found:
+            wide.print(f"{a} and {b} are the same arithmetic")
+            return
+        table = Table("", a, b)
+        for cells in found:
+            table.add_row(*cells)
+        wide.print(table)
 
 
 def _percent(share: float) -> str:

@@ -47,7 +47,11 @@ class Point:
 
 def run_point(point: Point) -> Record:
     """Run one point and make its record: float32 series, probes, and metadata."""
-    run = train(point.config, point.scheme, probe=point.probe, rule=point.rule)
+    return record_of(point, train(point.config, point.scheme, probe=point.probe, rule=point.rule))
+
+
+def record_of(point: Point, run: Run) -> Record:
+    """The record of a finished run."""
     return Record(point.id, _arrays(run), _meta(point, run))
 
 

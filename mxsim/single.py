@@ -1,0 +1,219 @@
+"""One run under a person's eyes: what ``mxsim train`` does.
+
+A run has a folder, named by its id: ``run.json`` (configuration, versions, status), ``series.npz``
+and ``checkpoint.npz``.  Started again, an unfinished run goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mxsim.bias import ProbePlan
+from mxsim.checkpoint import load_checkpoint, save_checkpoint
+from mxsim.config import ProxyConfig
+from mxsim.estimate import cost_of, in_words
+from mxsim.precision import PrecisionScheme
+from mxsim.proxy import parameter_count
+from mxsim.store import DamagedResult, provenance, result_id, write_whole
+from mxsim.sweep import Point, record_of
+from mxsim.train import Run, Training, start
+
+QUIET_INTERVAL = 10.0  # seconds between lines when the output is not a terminal
+
+
+@dataclass(frozen=True)
+class Single:
+    """One run and where it is kept.  ``probe_every`` 0: no probes; ``save_every`` in seconds."""
+
+    config: ProxyConfig
+    scheme_name: str
+    scheme: PrecisionScheme
+    probe_every: int
+    folder: Path
+    save_every: float = 60.0
+
+    @property
+    def point(self) -> Point:
+        probe = None
+        if self.probe_every and not self.scheme.is_exact:
+            probe = ProbePlan(self.probe_every, ((self.scheme_name, self.scheme),))
+        return Point(self.config, self.scheme, probe)
+
+    @property
+    def place(self) -> Path:
+        """The run's own folder."""
+        return self.folder / f"{self.scheme_name}-{result_id(self.point)}"
+
+
+def describe(single: Single, console: Console) -> None:
+    """Say what would run and how long it should take."""
+    cfg, point = single.config, single.point
+    cost = cost_of(cfg, single.scheme, point.probe)
+    console.print(
+        f"scheme {single.scheme_name} (mxsim scheme {single.scheme_name}), "
+        f"{cfg.depth} blocks of width {cfg.width}, {parameter_count(cfg):,} parameters, "
+        f"{cfg.activation}, batch {cfg.batch}, {cfg.optimizer} at {cfg.lr:g} ({cfg.schedule}), "
+        f"seed {cfg.seed}, {cfg.dtype}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    probes = 0 if point.probe is None else -(-cfg.steps // point.probe.every)
+    console.print(
+        f"{cfg.steps} steps of {1e3 * cost.step:.2f} ms, {probes} probes of "
+        f"{1e3 * cost.probe:.1f} ms, held-out set {in_words(cost.evaluation)}: "
+        f"about {in_words(cost.total)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"would write to {single.place}", highlight=False, soft_wrap=True)
+
+
+def perform(single: Single, console: Console) -> int:
+    """Run, or go on; 0 when the run has ended (whatever its status), 130 after Ctrl-C."""
+    place = single.place
+    place.mkdir(parents=True, exist_ok=True)
+    checkpoint = place / "checkpoint.npz"
+    training = _begin(single, checkpoint, console)
+    try:
+        _advance(training, checkpoint, single.save_every, console)
+    except KeyboardInterrupt:
+        save_checkpoint(training, checkpoint)
+        console.print(
+            f"interrupted after {training.step} of {single.config.steps} steps, saved in "
+            f"{checkpoint}; the same command goes on from there",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 130
+    run = training.finish()
+    save_checkpoint(training, checkpoint)
+    _write(single, run)
+    console.print(summary(run), highlight=False, soft_wrap=True)
+    console.print(f"config, series and checkpoint: {place}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _begin(single: Single, checkpoint: Path, console: Console) -> Training:
+    point = single.point
+    try:
+        training = load_checkpoint(checkpoint)
+    except FileNotFoundError:
+        return start(point.config, point.scheme, probe=point.probe, rule=point.rule)
+    except DamagedResult as error:
+        console.print(f"{error}: starting over", highlight=False, soft_wrap=True)
+        return start(point.config, point.scheme, probe=point.probe, rule=point.rule)
+    if (training.config, training.scheme, training.probe) != (
+        point.config,
+        point.scheme,
+        point.probe,
+    ):
+        raise ValueError(f"{checkpoint} holds another run; remove it, or choose another --out")
+    console.print(
+        f"going on from step {training.step} of {training.config.steps} ({checkpoint})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return training
+
+
+def _advance(training: Training, checkpoint: Path, save_every: float, console: Console) -> None:
+    """Advance to the end, showing progress and saving now and then."""
+    total = training.config.steps
+    progress = Progress(
+        TextColumn("train"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        expand=True,
+    )
+    began, first = time.monotonic(), training.step
+    said = saved = began
+    with progress:
+        task = progress.add_task("train", total=total, completed=training.step, state="")
+        while not training.ended:
+            chunk = max(1, min(50, total // 200))
+            training.advance(chunk)
+            now = time.monotonic()
+            state = f"loss {training.losses[training.step - 1]:.5g}{_latest_zeta(training)}"
+            progress.update(task, completed=training.step, state=state)
+            if not console.is_terminal and now - said > QUIET_INTERVAL:
+                said = now
+                left = (now - began) / (training.step - first) * (total - training.step)
+                console.print(
+                    f"step {training.step}/{total}, {state}, {in_words(left)} left",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            if now - saved > save_every:
+                saved = now
+                save_checkpoint(training, checkpoint)
+
+
+def _latest_zeta(training: Training) -> str:
+    if training.probes is None:
+        return ""
+    zeta = training.probes.zeta[:, 0, 0]
+    seen = zeta[np.isfinite(zeta)]
+    return f", zeta {seen[-1]:.3g}" if len(seen) else ""
+
+
+def summary(run: Run) -> str:
+    """Status, losses and time of a finished run, in a few lines."""
+    lines = [f"status: {run.status}"]
+    if run.first_bad_step is not None:
+        where = f" in {run.first_bad_tensor}" if run.first_bad_tensor else ""
+        lines[0] += f" (step {run.first_bad_step}{where})"
+    best = run.losses[np.isfinite(run.losses)]
+    lines.append(
+        f"held-out loss {run.eval_loss:.6g} (trivial {max(run.zero_loss, run.input_power):.4g}), "
+        f"last training loss {best[-1] if len(best) else math.nan:.6g}, "
+        f"{len(run.spikes)} spikes"
+    )
+    if run.probes is not None:
+        zeta = run.probes.zeta[:, 0, 0]
+        zeta = zeta[np.isfinite(zeta)]
+        if len(zeta):
+            lines.append(
+                f"zeta over {len(zeta)} probes: median {np.median(zeta):.3g}, "
+                f"90 % {np.quantile(zeta, 0.9):.3g}, largest {zeta.max():.3g}"
+            )
+    lines.append(f"{in_words(run.seconds)}, {1e3 * run.seconds / run.config.steps:.2f} ms a step")
+    return "\n".join(lines)
+
+
+def _write(single: Single, run: Run) -> None:
+    """run.json and series.npz of a finished run."""
+    record = record_of(single.point, run)
+    write_whole(single.place / "series.npz", record.arrays, record.meta)
+    meta: dict[str, Any] = {"id": record.id, "scheme_name": single.scheme_name, **record.meta}
+    meta["versions"] = dict(provenance())
+    meta["config"] = dataclasses.asdict(run.config)
+    text = json.dumps(_plain(meta), indent=1) + "\n"
+    temporary = single.place / ".run.json.tmp"
+    temporary.write_text(text)
+    temporary.replace(single.place / "run.json")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or Inf: they become strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
