@@ -21,7 +21,7 @@ from mxsim.config import ProxyConfig
 from mxsim.formats import FORMATS, FloatFormat, choose
 from mxsim.mxarray import QuantizationStats
 from mxsim.philox import Noise
-from mxsim.presets import PRESETS, scheme
+from mxsim.presets import PRESETS, scheme_of
 from mxsim.quantize import quantize
 from mxsim.report import GAINS, draw_quantization, format_card, load_arrays, tensor_report
 from mxsim.single import Single, describe, perform
@@ -89,7 +89,7 @@ class Scheme:
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """One preset name, or two."""
+    """One preset name, or two, with options as in paper_code:bwd=mxfp8_e5m2."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Train:
     config: tyro.conf.OmitArgPrefixes[ProxyConfig] = ProxyConfig()  # noqa: RUF009  (frozen)
     """The proxy problem."""
     scheme: str = "all_e4m3"
-    """Preset name (see: mxsim scheme)."""
+    """Preset name (see: mxsim scheme), with options as in paper_code:bwd=mxfp8_e5m2,acts=bf16."""
     probe_every: int | None = None
     """Steps between comparisons with the exact gradient; default a 50th of all, 0 makes none."""
     out: Path = Path("runs")
@@ -147,7 +147,8 @@ def _train(command: Train, console: Console) -> int:
         every = command.probe_every
         if every < 0:
             raise ValueError(f"probe_every must be at least 0; got {every}")
-    single = Single(command.config, command.scheme, scheme(command.scheme), every, command.out)
+    chosen = scheme_of(command.scheme)
+    single = Single(command.config, command.scheme, chosen, every, command.out)
     if command.dry_run:
         describe(single, console)
         return 0
@@ -157,8 +158,7 @@ def _train(command: Train, console: Console) -> int:
 def _scheme(command: Scheme, console: Console) -> None:
     if len(command.names) > 2:
         raise ValueError(f"names must be one or two; got {', '.join(command.names)}")
-    for name in command.names:
-        choose("scheme", name, PRESETS)
+    schemes = [scheme_of(name) for name in command.names]
     wide = Console(width=max(console.width, 100), force_terminal=console.is_terminal)
     if not command.names:
         table = Table(title="schemes", title_justify="left", show_header=False)
@@ -169,19 +169,20 @@ def _scheme(command: Scheme, console: Console) -> None:
         wide.print(table)
     elif len(command.names) == 1:
         [name] = command.names
-        wide.print(f"[bold]{name}[/]: {PRESETS[name].source}", highlight=False)
+        source = PRESETS[name.partition(":")[0]].source
+        wide.print(f"[bold]{name}[/]: {source}", highlight=False)
         table = Table()
         for heading in ("tensor", "where", "format", "scale", "rounding", "block", "along"):
             table.add_column(heading)
-        for row in precision_card(PRESETS[name].scheme):
+        for row in precision_card(schemes[0]):
             table.add_row(*dataclasses.astuple(row))
         wide.print(LEGEND, highlight=False)
         wide.print(table)
-        for line in remarks(PRESETS[name].scheme):
+        for line in remarks(schemes[0]):
             wide.print(f"- {line}", highlight=False)
     else:
         a, b = command.names
-        found = differences(PRESETS[a].scheme, PRESETS[b].scheme)
+        found = differences(*schemes)
         if not found:
             wide.print(f"{a} and {b} are the same arithmetic")
             return

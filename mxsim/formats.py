@@ -262,6 +262,6 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
 of -2), and NVIDIA's NVFP4."""
 
 ELEMENTWISE: Mapping[str, FloatFormat] = MappingProxyType(
-    {"bf16": FloatFormat(8, 7), "fp16": FloatFormat(5, 10)}
+    {"bf16": FloatFormat(8, 7), "fp16": FloatFormat(5, 10), "fp32": FloatFormat(8, 23)}
 )
 """Formats applied element by element, without a shared scale."""

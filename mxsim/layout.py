@@ -26,11 +26,11 @@ def as_real(x: ArrayLike, argument: str = "x") -> Array:
     """``x`` as a native float32 or float64 array, without rounding any value.
 
     float32 and float64 stay; float16, bfloat16 and integers are widened exactly.  Raises TypeError
-    for other dtypes, ValueError for an integer that float64 cannot hold.
+    for other dtypes, ValueError for an integer that float64 cannot hold or a ragged list.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{argument} must be a plain array; got a masked one (fill or compress it)")
-    a = np.asarray(x)
+    a = as_array(argument, x)
     if a.dtype in SIGNIFICAND_BITS:
         return a
     if a.dtype.newbyteorder("=") in SIGNIFICAND_BITS:
@@ -53,8 +53,29 @@ def as_real(x: ArrayLike, argument: str = "x") -> Array:
         return np.asarray(wide)
     raise TypeError(
         f"{argument} must be real (float32, float64, float16, bfloat16 or integer); "
-        f"got dtype {a.dtype}"
+        f"got dtype {a.dtype}{_first_object(a)}"
     )
+
+
+def as_array(argument: str, values: ArrayLike) -> Array:
+    """np.asarray; ValueError naming ``argument`` for a ragged list."""
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument} must be an array, or lists of equal lengths; got a "
+            f"{type(values).__name__} of which NumPy says: {error}"
+        ) from None
+
+
+def _first_object(a: Array) -> str:
+    """What made an array one of Python objects, in words: its first entry that is no number."""
+    for value in a.flat if a.dtype == object else ():
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return f", with an integer of more than 64 bits: {value}"
+        if not isinstance(value, (int, float, np.number)):
+            return f", with the {type(value).__name__} {value!r}"
+    return ""
 
 
 def as_integer(argument: str, value: object, allowed: str) -> int:
@@ -101,6 +122,14 @@ def check_axis(axis: object, ndim: int) -> int:
     return index % ndim
 
 
+def _check_axes(axes: Sequence[object], ndim: int) -> tuple[int, ...]:
+    """``axes`` counted from 0; ValueError unless they are different ones in range."""
+    counted = tuple(check_axis(each, ndim) for each in axes)
+    if len(set(counted)) < len(counted):
+        raise ValueError(f"axis must name different axes; got {tuple(axes)!r}")
+    return counted
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The cut of an array: block lengths ``sizes`` along ``axes``, length 1 along all others."""
@@ -128,23 +157,27 @@ def cut(shape: Sequence[int], axis: object, block_size: BlockSize) -> Blocks:
     """The blocks of ``block_size`` (checked) in an array of ``shape``.
 
     An int runs along ``axis``.  A pair runs along two axes: ``axis`` is then a pair, or the default
-    -1 for the last two.  "tensor" is one block, whatever ``axis``.  No block is longer than its
-    axis.  Raises ValueError or TypeError naming what does not fit.
+    -1 for the last two.  "tensor" is one block along all axes: ``axis`` (one or several) must only
+    exist.  No block is longer than its axis.  Raises ValueError or TypeError naming what does not
+    fit.
     """
     ndim = len(shape)
     if isinstance(block_size, str):
         if not ndim:
             raise ValueError("block_size 'tensor' needs an array with axes; got a scalar")
+        _check_axes(axis if isinstance(axis, (tuple, list)) else (axis,), ndim)
         return Blocks(tuple(range(ndim)), tuple(max(n, 1) for n in shape))
     sizes: tuple[int, ...]
     if isinstance(block_size, tuple):
         pair: object = (-2, -1) if isinstance(axis, int) and axis == -1 else axis
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ValueError(f"axis must be a pair with block_size {block_size}; got {axis!r}")
-        axes = tuple(check_axis(each, ndim) for each in pair)
-        if axes[0] == axes[1]:
-            raise ValueError(f"axis must be two different axes; got {axis!r}")
-        sizes = block_size
+        axes, sizes = _check_axes(pair, ndim), block_size
+    elif isinstance(axis, (tuple, list)):
+        raise ValueError(
+            f"axis must be an integer with block_size {block_size} (a pair of axes needs a pair as "
+            f"block_size); got {axis!r}"
+        )
     else:
         axes, sizes = (check_axis(axis, ndim),), (block_size,)
     fitted = tuple(min(size, max(shape[a], 1)) for a, size in zip(axes, sizes, strict=True))

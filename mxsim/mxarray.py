@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -25,7 +26,7 @@ from mxsim.formats import (
     IntFormat,
     choose,
 )
-from mxsim.layout import Blocks, BlockSize, as_integer, check_block_size, cut
+from mxsim.layout import Blocks, BlockSize, as_array, as_integer, check_block_size, cut
 
 Array = NDArray[Any]
 
@@ -54,6 +55,8 @@ class QuantizationStats:
     - relative_error: sum (q - x)^2 / sum x^2 (0 for all zeros).
     - gain: aligned gain <x, q> / <x, x> (1 for all zeros); gain - 1 is the coherent bias.
     - effective_bits: -log2(relative_error) / 2, Inf without error.
+
+    Where not one element counts (all in NaN blocks, or none at all) these three are NaN.
     """
 
     elements: int
@@ -71,7 +74,10 @@ class QuantizationStats:
         """From the kernels' sums: blocks, saturated blocks, saturated, flushed, xx, xq, ee, bad."""
         blocks, hit, saturated, flushed, xx, xq, ee, bad = (float(v) for v in sums)
         finite = elements - bad
-        error = ee / xx if xx > 0 else 0.0
+        error, gain = (ee / xx, xq / xx) if xx > 0 else (0.0, 1.0)
+        bits = 0.0 - 0.5 * math.log2(error) if error > 0 else math.inf  # 0.0 -: never -0.0
+        if not finite:
+            error = gain = bits = math.nan
         return cls(
             elements=elements,
             blocks=int(blocks),
@@ -80,8 +86,8 @@ class QuantizationStats:
             saturated_blocks=hit / blocks if blocks else 0.0,
             flushed=flushed / finite if finite else 0.0,
             relative_error=error,
-            gain=xq / xx if xx > 0 else 1.0,
-            effective_bits=-0.5 * math.log2(error) if error > 0 else math.inf,
+            gain=gain,
+            effective_bits=bits,
         )
 
 
@@ -149,9 +155,15 @@ class MXArray:
 
         Raises TypeError for a dtype other than float64, float32, float16 or ml_dtypes' bfloat16.
         """
-        kind = np.dtype(dtype)
+        message = "dtype must be float64, float32, float16 or bfloat16; got"
+        if dtype is None:  # to NumPy, float64
+            raise TypeError(f"{message} None")
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            raise TypeError(f"{message} {dtype!r}") from None
         if kind.name not in ("float32", "float64", "float16", "bfloat16"):
-            raise TypeError(f"dtype must be float64, float32, float16 or bfloat16; got {kind}")
+            raise TypeError(f"{message} {kind}")
         spread = self.blocks.spread(self.scale_values(), self.shape)
         values: Array = self.format.element.values[self.codes] * spread
         with np.errstate(over="ignore", under="ignore"):
@@ -178,8 +190,9 @@ class MXArray:
         """An MXArray of given element codes and scale bytes; how they came about it cannot know,
         and it says the format's default scale rule and rounding.
 
-        Raises TypeError unless both are integer arrays, ValueError for a code or byte out of range
-        or a shape of scales that does not fit; NVFP4 needs ``tensor_scale``, no other takes one.
+        Raises TypeError unless both are integer arrays, ValueError for a code or byte that the
+        format does not have (see ``_check_bits``) or a shape of scales that does not fit; NVFP4
+        needs ``tensor_scale``, no other takes one.
         """
         form = as_format(fmt)
         bits = form.element.bits
@@ -195,6 +208,7 @@ class MXArray:
                 f"scales must have shape {blocks.grid(code_array.shape)} for codes of shape "
                 f"{code_array.shape}; got {scale_array.shape}"
             )
+        _check_bits(code_array, scale_array, form)
         scale = _check_tensor_scale(tensor_scale, form)
         rule = "floor" if form.scale == "e8m0" else form.name
         return cls(code_array, scale_array, form, blocks, rule, tensor_scale=scale)
@@ -220,18 +234,12 @@ class MXArray:
     ) -> MXArray:
         """Inverse of ``pack``; other arguments and errors as for ``from_bits``.
 
-        Raises ValueError if ``packed`` has not the number of bytes that ``shape`` needs.
+        Raises ValueError if ``packed`` has not the number of bytes that ``shape`` needs, or does
+        not end in zero bits.
         """
         form = as_format(fmt)
         data = _as_bytes("packed", packed, 255).reshape(-1)
-        shape = _check_shape(shape)
-        size = math.prod(shape)
-        needed = -(-size * form.element.bits // 8)
-        if data.size != needed:
-            raise ValueError(
-                f"packed must hold {needed} bytes for shape {shape} of {form.name}; got {data.size}"
-            )
-        codes = unpack_bits(data, form.element.bits, size).reshape(shape)
+        codes = _unpacked("packed", data, _check_lengths("shape", shape), form)
         return cls.from_bits(codes, scales, form, axis, block_size, tensor_scale)
 
     def to_ml_dtypes(self) -> tuple[Array, Array]:
@@ -258,7 +266,11 @@ class MXArray:
     # ------------------------------------------------------------ files
 
     def save(self, path: str | Path) -> None:
-        """Write an npz without pickle: packed elements, scales, and a JSON header."""
+        """Write an npz without pickle: packed elements, scales, and a JSON header.
+
+        Raises TypeError unless ``path`` is a string or a path, ValueError for a custom format.
+        """
+        _check_path(path)
         header = {
             "mxsim": FILE_VERSION,
             "format": self.format.name,
@@ -277,38 +289,40 @@ class MXArray:
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
-        """Read what ``save`` wrote.  Raises ValueError for a damaged or foreign file."""
-        try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                header = json.loads(file["header"].tobytes())
-                elements, scales = file["elements"], file["scales"]
-            if header["mxsim"] != FILE_VERSION or set(header) != _HEADER:
-                raise ValueError(
-                    f"file version {header['mxsim']}, this version reads {FILE_VERSION}"
-                )
-            form = FORMATS[choose("format", header["format"], FORMATS)]
-            shape = _check_shape(header["shape"])
-            blocks = Blocks(_check_shape(header["axes"]), _check_shape(header["sizes"]))
-            if not _consistent(blocks, shape) or scales.shape != blocks.grid(shape):
-                raise ValueError("scales do not fit the shape")
-            rules = SCALE_RULES if form.scale == "e8m0" else (form.name,)
-            scale_rule = choose("scale_rule", header["scale_rule"], rules)
-            rounding = choose("rounding", header["rounding"], ROUNDINGS)
-            if scales.dtype != np.uint8 or elements.dtype != np.uint8:
-                raise ValueError("elements and scales must be bytes")
-            if elements.size != -(-math.prod(shape) * form.element.bits // 8):
-                raise ValueError("elements do not fit the shape")
-            codes = unpack_bits(elements.reshape(-1), form.element.bits, math.prod(shape))
-            tensor_scale = _check_tensor_scale(header["tensor_scale"], form)
-            codes = codes.reshape(shape)
-            return cls(codes, scales, form, blocks, scale_rule, rounding, tensor_scale)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # a damaged archive raises anything: zlib, tokenize, memory
-            raise ValueError(f"{path} is not a whole mxsim array file ({error})") from error
+        """Read what ``save`` wrote.
+
+        Raises TypeError unless ``path`` is a string or a path, OSError where it cannot be opened,
+        ValueError for a damaged or foreign file.
+        """
+        _check_path(path)
+        with open(path, "rb") as stream:
+            try:
+                return cls._from_members(*_read_members(stream))
+            except Exception as error:  # a damaged archive raises anything: zlib, tokenize, memory
+                reason = numpy_reason(error)
+                raise ValueError(f"{path} is not a whole mxsim array file: {reason}") from error
+
+    @classmethod
+    def _from_members(cls, header: dict[str, Any], elements: Array, scales: Array) -> MXArray:
+        """From the parts of a file; anything may be wrong with them."""
+        form = FORMATS[choose("format", header["format"], FORMATS)]
+        shape = _check_lengths("shape", header["shape"])
+        blocks = _check_blocks(header["axes"], header["sizes"], shape)
+        if scales.shape != blocks.grid(shape):
+            raise ValueError(
+                f"scales must have shape {blocks.grid(shape)} for shape {shape} in blocks of "
+                f"{blocks.sizes} along axes {blocks.axes}; got {scales.shape}"
+            )
+        rules = SCALE_RULES if form.scale == "e8m0" else (form.name,)
+        scale_rule = choose("scale_rule", header["scale_rule"], rules)
+        rounding = choose("rounding", header["rounding"], ROUNDINGS)
+        codes = _unpacked("elements", elements.reshape(-1), shape, form)
+        _check_bits(codes, scales, form)
+        tensor_scale = _check_tensor_scale(header["tensor_scale"], form)
+        return cls(codes, scales, form, blocks, scale_rule, rounding, tensor_scale)
 
 
-_HEADER = {
+_HEADER = (
     "mxsim",
     "format",
     "shape",
@@ -317,17 +331,84 @@ _HEADER = {
     "scale_rule",
     "rounding",
     "tensor_scale",
-}
+)
+FILE_MEMBERS = ("header", "elements", "scales")
 
 
-def _check_shape(shape: object) -> tuple[int, ...]:
+def _check_path(path: object) -> None:
+    if not isinstance(path, (str, os.PathLike)):  # open() would take, and close, a descriptor
+        raise TypeError(f"path must be a string or a path; got {path!r}")
+
+
+def _read_members(stream: BinaryIO) -> tuple[dict[str, Any], Array, Array]:
+    """(header, elements, scales) of a file; ValueError for what is not there."""
+    file = open_numpy(stream)
+    if isinstance(file, np.ndarray):
+        raise ValueError("it is a .npy file, one plain array")
+    missing = [name for name in FILE_MEMBERS if name not in file.files]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}; it has {', '.join(file.files) or '-'}")
+    text, elements, scales = (file[name] for name in FILE_MEMBERS)
+    for name, array in zip(FILE_MEMBERS, (text, elements, scales), strict=True):
+        kind = getattr(array, "dtype", "none")  # NumPy gives a member that is no array as it is
+        if kind != np.uint8:
+            raise ValueError(f"{name} must be an array of dtype uint8; got {kind}")
+    header = json.loads(text.tobytes())
+    if not isinstance(header, dict) or "mxsim" not in header:
+        raise ValueError(f"its header must be an object with a file version; got {header!r:.60}")
+    if header["mxsim"] != FILE_VERSION:
+        raise ValueError(
+            f"its file version must be {FILE_VERSION} for this version of mxsim; "
+            f"got {header['mxsim']!r}"
+        )
+    lacks = [key for key in _HEADER if key not in header]
+    extra = [key for key in header if key not in _HEADER]
+    if lacks or extra:
+        what = f"lacks {', '.join(lacks)}" if lacks else f"has an unknown {', '.join(extra)}"
+        raise ValueError(f"its header {what}")
+    return header, elements, scales
+
+
+def open_numpy(stream: BinaryIO) -> Any:
+    """np.load without pickle, for a stream of a .npy or .npz file; ValueError for any other."""
+    start = stream.read(6)
+    stream.seek(0)
+    if not start.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
+        raise ValueError("it is neither a .npy nor a .npz file")
+    return np.load(stream, allow_pickle=False)
+
+
+def numpy_reason(error: Exception) -> str:
+    """Why NumPy could not read a file, in its words, but never its advice to unpickle it."""
+    if isinstance(error, ValueError) and "pickle" in str(error):
+        return "it holds Python objects"
+    return str(error) or type(error).__name__
+
+
+def _check_lengths(name: str, lengths: object) -> tuple[int, ...]:
     """A tuple of integers of at least 0; TypeError or ValueError naming anything else."""
-    if not isinstance(shape, (tuple, list)):
-        raise TypeError(f"shape must be a tuple of integers; got {shape!r}")
-    lengths = tuple(as_integer("shape", n, "a tuple of integers") for n in shape)
-    if any(n < 0 for n in lengths):
-        raise ValueError(f"shape must have lengths of at least 0; got {shape!r}")
-    return lengths
+    if not isinstance(lengths, (tuple, list)):
+        raise TypeError(f"{name} must be a tuple of integers; got {lengths!r}")
+    counts = tuple(as_integer(name, n, "a tuple of integers") for n in lengths)
+    if any(n < 0 for n in counts):
+        raise ValueError(f"{name} must be integers of at least 0; got {lengths!r}")
+    return counts
+
+
+def _check_blocks(axes: object, sizes: object, shape: tuple[int, ...]) -> Blocks:
+    """The Blocks of a file's header; an error naming axes or sizes that do not fit ``shape``."""
+    where, lengths = _check_lengths("axes", axes), _check_lengths("sizes", sizes)
+    if not where or len(set(where)) < len(where) or max(where) >= len(shape):
+        raise ValueError(f"axes must be different axes of an array of shape {shape}; got {axes!r}")
+    longest = [max(shape[a], 1) for a in where]
+    fit = len(lengths) == len(longest) and all(
+        1 <= n <= most for n, most in zip(lengths, longest, strict=True)
+    )
+    if not fit:
+        raise ValueError(
+            f"sizes must be block lengths from 1 to {longest} along axes {where}; got {sizes!r}"
+        )
+    return Blocks(where, lengths)
 
 
 def _check_tensor_scale(value: object, form: BlockFormat) -> float | None:
@@ -344,15 +425,6 @@ def _check_tensor_scale(value: object, form: BlockFormat) -> float | None:
     return float(np.float32(value))
 
 
-def _consistent(blocks: Blocks, shape: tuple[int, ...]) -> bool:
-    return (
-        len(blocks.axes) == len(blocks.sizes) == len(set(blocks.axes))
-        and all(0 <= a < len(shape) for a in blocks.axes)
-        and all(s >= 1 for s in blocks.sizes)
-        and all(n >= 0 for n in shape)
-    )
-
-
 def as_format(fmt: object) -> BlockFormat:
     """The BlockFormat named or given; ValueError for an unknown name, TypeError otherwise."""
     if isinstance(fmt, BlockFormat):
@@ -363,13 +435,53 @@ def as_format(fmt: object) -> BlockFormat:
 
 
 def _as_bytes(argument: str, values: ArrayLike, largest: int) -> NDArray[np.uint8]:
-    a = np.asarray(values)
+    a = as_array(argument, values)
     if a.dtype.kind not in "iu":
         raise TypeError(f"{argument} must be an array of integers; got dtype {a.dtype}")
     if a.size and (a.min() < 0 or a.max() > largest):
         bad = a.min() if a.min() < 0 else a.max()
         raise ValueError(f"{argument} must lie in 0..{largest}; got {bad}")
     return np.ascontiguousarray(a.astype(np.uint8)).reshape(a.shape)
+
+
+def _check_bits(codes: NDArray[np.uint8], scales: NDArray[np.uint8], form: BlockFormat) -> None:
+    """Raise ValueError for a code or scale byte that ``form`` does not have.
+
+    Those are the most negative code of a symmetric integer, and NVFP4 scales with a sign.  NaN and
+    Inf of E4M3 and E5M2 elements are codes of theirs, though quantizing writes none.
+    """
+    element = form.element
+    if isinstance(element, IntFormat) and element.symmetric:
+        unused = 1 << (element.bits - 1)
+        if (codes == unused).any():
+            raise ValueError(
+                f"codes must not be {unused:#x}, the most negative, which the symmetric "
+                f"{form.name} does not have; got {unused:#x}"
+            )
+    if form.scale == "e4m3" and (scales >= 0x80).any():
+        raise ValueError(
+            f"scales must be E4M3 codes without a sign, 0..0x7f, for {form.name}; "
+            f"got {scales.max():#x}"
+        )
+
+
+def _unpacked(
+    name: str, data: NDArray[np.uint8], shape: tuple[int, ...], form: BlockFormat
+) -> NDArray[np.uint8]:
+    """Codes of ``shape`` from packed bytes; ValueError unless these are as ``pack`` makes them."""
+    bits, size = form.element.bits, math.prod(shape)
+    needed = -(-size * bits // 8)
+    if data.size != needed:
+        raise ValueError(
+            f"{name} must hold {needed} bytes for shape {shape} of {form.name}; got {data.size}"
+        )
+    used = size * bits % 8  # bits of the last byte
+    if used and data[-1] >> used:
+        raise ValueError(
+            f"{name} must end in zeros above the lowest {used} bits of the last byte; "
+            f"got {data[-1]:#x}"
+        )
+    return unpack_bits(data, bits, size).reshape(shape)
 
 
 def pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -275,3 +275,16 @@ def scheme(name: str, **options: str) -> PrecisionScheme:
                 + f"; got {option}={options[option]!r}"
             )
     return paper_code(**options)
+
+
+def scheme_of(text: str) -> PrecisionScheme:
+    """The scheme that ``NAME`` or ``NAME:option=value,option=value`` names, as on a command line.
+
+    Raises as ``scheme`` does, and ValueError for an option without a value.
+    """
+    name, _, rest = text.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    for option, equals, value in pairs:
+        if not (option and equals and value):
+            raise ValueError(f"options of a scheme must be option=value,...; got {rest!r}")
+    return scheme(name, **{option: value for option, _, value in pairs})

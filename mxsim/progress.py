@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from mxsim.estimate import cost_of, in_words
 from mxsim.store import Store
 from mxsim.sweep import Finished, Point, StoreFailed, compile_kernels, missing, run_points
 
@@ -76,6 +78,29 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
             soft_wrap=True,
         )
     return not ended and not left
+
+
+def describe(points: Sequence[Point], store: Store, workers: int, console: Console) -> None:
+    """Say what ``execute`` would run and how long it should take, and run nothing.
+
+    One point of each kind (all but learning rate and seed alike) is timed for a few steps.
+    """
+    todo = missing(points, store)
+    total = len({point.id for point in points})
+    costs: dict[object, float] = {}
+    seconds = 0.0
+    for point in todo:
+        kind = (replace(point.config, lr=1.0, seed=0), point.scheme, point.probe)
+        if kind not in costs:
+            costs[kind] = cost_of(point.config, point.scheme, point.probe).total
+        seconds += costs[kind]
+    at_once = max(min(workers, len(todo)), 1)
+    console.print(
+        f"{total} runs, {total - len(todo)} stored in {store.folder}, {len(todo)} to run on "
+        f"{at_once} processes: about {in_words(seconds / at_once)}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _run(todo: Sequence[Point], store: Store, workers: int, console: Console) -> list[Finished]:

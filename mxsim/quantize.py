@@ -32,6 +32,7 @@ from mxsim.layout import (
     Blocks,
     BlockSize,
     View,
+    as_array,
     as_real,
     check_block_size,
     contiguous_view,
@@ -133,7 +134,10 @@ _NO_VALUES = np.empty((0, 0, 0), np.float32)
 
 @dataclass(frozen=True)
 class ElementwiseRounder:
-    """Round to an elementwise format (bf16, fp16, ...), arguments already checked."""
+    """Round to an elementwise format (bf16, fp16, fp32, ...), arguments already checked.
+
+    A format that holds every value of the array's type leaves them all as they are.
+    """
 
     format: FloatFormat
     rounding: str
@@ -145,8 +149,23 @@ class ElementwiseRounder:
 
     def run(self, x: Array, out: Array, random: Random) -> None:
         """The kernel's part."""
+        if _holds(self.format, x.dtype):
+            out[...] = x
+            return
         mode, spec = float_spec(self.format, self.rounding, x.dtype)
         kernels.round_elementwise(x.reshape(-1), out.reshape(-1), mode, spec, random)
+
+
+@lru_cache(maxsize=64)
+def _holds(form: FloatFormat, dtype: np.dtype[Any]) -> bool:
+    """Whether ``form`` is at least as wide as a float type, in exponent and in mantissa."""
+    info = np.finfo(dtype)
+    return (
+        form.specials == "ieee"
+        and form.man_bits >= info.nmant
+        and form.emin <= info.minexp
+        and form.emax >= info.maxexp - 1
+    )
 
 
 @lru_cache(maxsize=64)
@@ -262,11 +281,11 @@ def _check_noise(
         return None
     if noise is None:
         raise ValueError(
-            "noise must be a Noise or an array of uint32 bits with rounding 'stochastic'"
+            "noise must be a Noise or an array of uint32 bits with rounding 'stochastic'; got None"
         )
     if isinstance(noise, Noise):
         return noise
-    bits = np.asarray(noise)
+    bits = as_array("noise", noise)
     if bits.dtype != np.uint32:
         raise TypeError(f"noise must be a Noise or an array of uint32 bits; got dtype {bits.dtype}")
     if bits.shape != shape:
@@ -274,13 +293,18 @@ def _check_noise(
     return np.ascontiguousarray(bits)
 
 
-def _check_finite(x: Array, argument: str = "x") -> None:
-    """Raise ValueError naming index and value of the first NaN or Inf."""
+def _check_finite(given: Array, x: Array) -> None:
+    """Raise ValueError naming index and value of the first NaN or Inf.
+
+    x: what is quantized, ``given`` itself or (for NVFP4) its float32.
+    """
     bad = ~np.isfinite(x)
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
+        value = given[index]
+        beyond = ", which overflows float32" if np.isfinite(value) else ""
         raise ValueError(
-            f"{argument} must be finite with nonfinite='raise'; got {x[index]} at index {index}"
+            f"x must be finite with nonfinite='raise'; got {value} at index {index}{beyond}"
         )
 
 
@@ -301,8 +325,8 @@ def quantize(
     (but NVFP4 is defined in float32: there x is first rounded to it).
 
     - block_size: an int runs along ``axis``, the last block may be shorter; a pair (rows, columns)
-      along the last two axes, or the pair given as ``axis``; ``"tensor"`` is one block.  Default:
-      the format's own, 32 (NVFP4 16).
+      along the last two axes, or the pair given as ``axis``; ``"tensor"`` is one block, whichever
+      ``axis`` (but it must exist).  Default: the format's own, 32 (NVFP4 16).
     - scale_rule of E8M0: ``floor`` (default; MX v1.0, microxcaling), ``rceil`` (NVIDIA MXFP8),
       ``ceil``, ``even``: see BlockFormat.bump_threshold.  The byte is clamped to 0..254.
     - rounding of elements: ``even`` (ties to even), ``away`` (ties away from zero), ``zero``,
@@ -314,18 +338,18 @@ def quantize(
     - An all-zero block has byte 0 and keeps its zeros' signs (INT8 has no negative zero).
 
     Returns an MXArray.  Raises ValueError for an unknown name, an axis out of range, a block size
-    below 1, missing noise, or with ``raise`` a NaN or Inf; TypeError for a complex, boolean, string
-    or object array.
+    below 1, missing noise, a ragged list, or with ``raise`` a NaN or Inf; TypeError for a complex,
+    boolean, string or object array.
     """
     rounder = block_rounder(fmt, block_size, scale_rule, rounding, nonfinite)
-    source = as_real(x)
+    given = source = as_real(x)
     blocks = cut(source.shape, axis, rounder.block_size)
     checked_noise = _check_noise(noise, rounding, source.shape)
     nv = rounder.format.scale == "e4m3"
     if nv:
         source = _to_float32(source)
     if nonfinite == "raise":
-        _check_finite(source)
+        _check_finite(given, source)
     codes = np.empty(source.shape, np.uint8)
     scales = np.empty(blocks.grid(source.shape), np.uint8)
     sums = np.zeros(8)
@@ -439,7 +463,7 @@ def fake_quantize(
             view = view_of(source, blocks, memory_order=rounding != "stochastic")
     checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
-        _check_finite(source if rounder.format.scale == "e8m0" else _to_float32(source))
+        _check_finite(source, source if rounder.format.scale == "e8m0" else _to_float32(source))
     target = _check_out(out, source)
     if source.size:
         written = _written(target, source, view)
@@ -457,21 +481,23 @@ def round_to(
     *,
     noise: Noise | ArrayLike | None = None,
 ) -> Array:
-    """Round each element to a floating-point format: ``bf16``, ``fp16`` or any FloatFormat.
+    """Round each element to a floating-point format: ``bf16``, ``fp16``, ``fp32``, a FloatFormat.
 
     IEEE 754: overflow to Inf, gradual underflow, NaN and the sign of zero kept; but a format
     without Inf (``specials`` "nan" or "none") saturates.  Stochastic rounding beyond the largest
     goes to Inf or back with its probability.  Rounding toward ``zero`` stops at the
     largest finite value.  Returns float64 for float64 (rounded once) and for integers of 32 bits
-    and more, else float32, shape of x.  Errors as for ``fake_quantize``; ValueError for a format
-    wider than the array's float type.
+    and more, else float32, shape of x.  A format that holds every value of that type (``fp32`` for
+    float32) changes none.  Errors as for ``fake_quantize``; ValueError for a format that is too
+    wide for the array's float type in its exponent or mantissa alone.
     """
-    form = fmt if isinstance(fmt, FloatFormat) else ELEMENTWISE[choose("fmt", fmt, ELEMENTWISE)]
+    form = _float_format(fmt)
     choose("rounding", rounding, ROUNDINGS)
     source = as_real(x)
     info = np.finfo(source.dtype)
-    if form.man_bits > info.nmant - 2 or form.emin < info.minexp or form.emax >= info.maxexp:
-        raise ValueError(f"fmt must be narrower than {source.dtype}; got {form}")
+    wide = form.man_bits > info.nmant - 2 or form.emin < info.minexp or form.emax >= info.maxexp
+    if wide and not _holds(form, source.dtype):
+        raise ValueError(f"fmt must be narrower than {source.dtype}, or hold all of it; got {form}")
     checked_noise = _check_noise(noise, rounding, source.shape)
     target = _check_out(out, source)
     if source.size:
@@ -484,6 +510,16 @@ def round_to(
         ElementwiseRounder(form, rounding).run(view.of(source), written, random)
         _return(written, target, view)
     return target
+
+
+def _float_format(fmt: object) -> FloatFormat:
+    """The FloatFormat named or given; ValueError for an unknown name, TypeError otherwise."""
+    if isinstance(fmt, FloatFormat):
+        return fmt
+    if isinstance(fmt, str) and fmt in ELEMENTWISE:
+        return ELEMENTWISE[fmt]
+    kind = ValueError if isinstance(fmt, str) else TypeError
+    raise kind(f"fmt must be a FloatFormat or one of {', '.join(ELEMENTWISE)}; got {fmt!r}")
 
 
 def _check_out(out: Array | None, source: Array) -> Array:

@@ -6,7 +6,7 @@ Numbers and figures only; printing and arguments are in cli.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxsim.formats import BlockFormat, FloatFormat
-from mxsim.mxarray import MXArray, QuantizationStats
+from mxsim.layout import as_real
+from mxsim.mxarray import FILE_MEMBERS, MXArray, QuantizationStats, numpy_reason, open_numpy
 from mxsim.quantize import quantize
 
 Array = NDArray[Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,8 @@ class Single:
     @property
     def place(self) -> Path:
         """The run's own folder."""
-        return self.folder / f"{self.scheme_name}-{result_id(self.point)}"
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", self.scheme_name)
+        return self.folder / f"{name}-{result_id(self.point)}"
 
 
 def describe(single: Single, console: Console) -> None:

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from mxsim import DivergenceRule, ProbePlan, ProxyConfig, scheme
 from mxsim.outcome import Spike, fatal_spike, is_censored
-from mxsim.progress import execute
+from mxsim.progress import describe, execute
 from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
@@ -398,6 +398,8 @@ class Arguments:
     """Processes, one BLAS thread each."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
+    dry_run: bool = False
+    """Print what would run and how long it should take."""
 
 
 def main(arguments: Arguments) -> int:
@@ -410,6 +412,9 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / study_name(arguments.tier))
     wanted = list(points(DESIGNS[arguments.tier]).values())
+    if arguments.dry_run:
+        describe(wanted, store, arguments.workers, console)
+        return 0
     if not execute(wanted, store, arguments.workers, console):
         return 1
     results = load(arguments.tier, arguments.results)

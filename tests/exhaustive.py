@@ -6,7 +6,7 @@ and fp16, and all positive finite patterns are taken as a block maximum for each
 they are held to shares no code with mxsim: ml_dtypes and NumPy casts where they round once (clamped
 first, since they do not saturate), else the step formula in float64, and np.frexp for exponents.
 
-    python -m tests.exhaustive [--every N]      every N-th chunk of 2**20 patterns
+    python -m tests.exhaustive [--every N] [--only bf16]    every N-th chunk of 2**20 patterns
 """
 
 from __future__ import annotations
@@ -136,10 +136,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--every", type=int, default=1)
-    every = parser.parse_args().every
+    parser.add_argument("--only", default="", help="kinds whose name holds this text")
+    arguments = parser.parse_args()
     wrong: dict[str, int] = {}
     seen: dict[str, int] = {}
-    todo = list(tasks(every))
+    todo = [task for task in tasks(arguments.every) if arguments.only in task[0]]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool, Progress() as bar:
         task = bar.add_task("chunks of 2**20 patterns", total=len(todo))

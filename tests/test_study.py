@@ -47,6 +47,15 @@ def test_the_second_time_everything_is_stored(
     assert "…" not in output  # no column cut off
 
 
+def test_a_dry_run_counts_what_is_missing_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = study.Arguments("smoke", workers=2, results=tmp_path, dry_run=True)
+    assert study.main(arguments) == 0
+    assert "16 runs, 0 stored" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_numbers_in_the_tables_are_those_of_the_records(root: Path) -> None:
     results = study.load("smoke", root)
     summary = study.summarize(results)

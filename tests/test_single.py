@@ -1,0 +1,153 @@
+"""mxsim train and mxsim scheme, as a person meets them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mxsim
+from mxsim.cli import main
+from mxsim.estimate import cost_of, in_words
+from mxsim.store import read_whole
+
+SMALL = ["--width", "32", "--depth", "2", "--batch", "32", "--steps", "40", "--eval-samples", "64"]
+
+
+def run_folder(out: Path) -> Path:
+    [folder] = out.iterdir()
+    return folder
+
+
+def test_train_writes_config_series_and_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *SMALL, "--scheme", "all_e4m3", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "status: ok" in said or "status: diverged" in said
+    assert "zeta over 40 probes" in said
+    folder = run_folder(tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.npz", "run.json", "series.npz"]
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["scheme_name"] == "all_e4m3"
+    assert facts["config"]["width"] == 32
+    assert facts["versions"]["mxsim"] == mxsim.__version__
+    assert "commit" in facts["versions"]
+    arrays, _ = read_whole(folder / "series.npz")
+    cfg = mxsim.ProxyConfig(width=32, depth=2, batch=32, steps=40, eval_samples=64)
+    plan = mxsim.ProbePlan(1, (("all_e4m3", mxsim.scheme("all_e4m3")),))
+    run = mxsim.train(cfg, mxsim.scheme("all_e4m3"), probe=plan)
+    np.testing.assert_array_equal(arrays["losses"], run.losses.astype(np.float32))
+    assert facts["eval_loss"] == run.eval_loss
+    checkpoint = mxsim.load_checkpoint(folder / "checkpoint.npz")
+    assert checkpoint.ended
+    assert main(["train", *SMALL, "--scheme", "all_e4m3", "--out", str(tmp_path)]) == 0
+    assert "going on from step 40 of 40" in capsys.readouterr().out
+
+
+def test_dry_run_says_what_and_how_long_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *SMALL, "--scheme", "paper_code:bwd=mxfp8_e5m2", "--dry-run"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "16,576 parameters" in said  # 2 (32 + 32 + 128 * 32 + 32 * 128 + 32)
+    assert "40 steps of" in said
+    assert "about" in said
+    assert "paper_code_bwd_mxfp8_e5m2-" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_estimate_is_of_the_order_of_the_run() -> None:
+    cfg = mxsim.ProxyConfig(width=64, depth=2, batch=128, steps=200, eval_samples=1024)
+    scheme = mxsim.scheme("all_e4m3")
+    plan = mxsim.ProbePlan(20, (("a", scheme),))
+    mxsim.train(cfg, scheme, probe=plan)  # compiled
+    cost = cost_of(cfg, scheme, plan)
+    started = time.perf_counter()
+    mxsim.train(cfg, scheme, probe=plan)
+    took = time.perf_counter() - started
+    assert cost.total == pytest.approx(200 * cost.step + 10 * cost.probe + cost.evaluation)
+    assert took / 10 < cost.total < 10 * took  # another process may run beside
+
+
+def test_durations_in_words() -> None:
+    assert [in_words(s) for s in (0.5, 42, 300, 7200)] == ["0.5 s", "42 s", "5.0 min", "2.0 h"]
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mxsim.cli", "train", "--width", "32", "--depth", "2"]
+    command += ["--steps", "3000", "--batch", "32", "--eval-samples", "64", "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the run was over before it could be interrupted")
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    stopped = mxsim.load_checkpoint(run_folder(tmp_path) / "checkpoint.npz")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert f"going on from step {stopped.step} of 3000" in done.stdout
+    final = mxsim.load_checkpoint(run_folder(tmp_path) / "checkpoint.npz")
+    whole = mxsim.train(final.config, final.scheme)
+    np.testing.assert_array_equal(final.losses, whole.losses)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--scheme", "all_e9"], "scheme must be one of exact"),
+        (["train", "--scheme", "paper_code:fwd"], "option=value"),
+        (["train", "--probe-every", "-1"], "probe_every must be at least 0; got -1"),
+        (["scheme", "exact", "bf16", "mx_mix"], "names must be one or two"),
+        (["scheme", "nothing"], "scheme must be one of"),
+    ],
+)
+def test_refusals(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_scheme_prints_cards_differences_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scheme", "paper_code:acts=bf16"]) == 0
+    card = capsys.readouterr().out
+    assert "x of fc1, fc2" in card
+    assert "ties away" in card
+    assert "beta gets no gradient" in card
+    assert "accumulation: GEMMs in float32" in card
+    assert main(["scheme", "all_e4m3", "mx_mix"]) == 0
+    assert "mxfp8_e5m2" in capsys.readouterr().out
+    assert main(["scheme", "all_e4m3", "paper_text"]) == 0
+    assert "the same arithmetic" in capsys.readouterr().out
+    assert main(["scheme"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in mxsim.PRESETS)
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *SMALL, "--scheme", "exact", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    path = run_folder(tmp_path) / "checkpoint.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "starting over" in capsys.readouterr().out
+    other = mxsim.ProxyConfig(width=32, depth=2, batch=32, steps=7, eval_samples=64)
+    mxsim.save_checkpoint(mxsim.start(other, mxsim.scheme("exact")), path)
+    assert main(arguments) == 1
+    assert "holds another run" in capsys.readouterr().err
