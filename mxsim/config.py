@@ -15,11 +15,12 @@ import numpy as np
 from mxsim.formats import choose
 from mxsim.layout import as_integer
 
-ACTIVATIONS = ("gelu", "relu", "swiglu", "linear")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swiglu", "linear")
+NORMS = ("layer", "layer_no_affine", "rms", "none")
 INITS = ("pytorch", "xavier")
 DATA_KINDS = ("fresh", "fixed")
-OPTIMIZERS = ("adam", "sgd")
-SCHEDULES = ("constant", "cosine")
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "cosine", "step")
 DTYPES = ("float32", "float64")
 
 
@@ -32,13 +33,21 @@ class ProxyConfig:
     hidden width ``teacher_width``, frozen; y = teacher(x) + label_noise * N(0, 1), x ~ N(0, 1).
     Defaults of None mean: as the student.
 
+    - ``activation``: ``gelu`` (erf), ``gelu_tanh`` (tanh form), ``relu``, ``swiglu``, ``linear``.
+    - ``norm``: ``layer``; ``layer_no_affine``, gamma and beta unused; ``rms``, no mean taken off,
+      beta unused; ``none``, z = x.  Unused parameters stay in the tree, with zero gradients.
+    - ``gamma_mean``, ``gamma_sd``: initial gammas ~ N(mean, sd), on or off the clamp cliff.
     - ``init``: ``pytorch`` U(-1/sqrt(fan_in), 1/sqrt(fan_in)), biases too; ``xavier`` normal with
       gain 0.5, zero biases.  Teacher: the same distribution, times ``teacher_gain`` a layer.
     - ``data``: ``fresh`` a new batch each step; ``fixed`` one data set of ``dataset_size`` samples,
       in full batch (``dataset_size`` is then None or equal to ``batch``) or cut into mini-batches
       in an order drawn anew each epoch.
-    - ``optimizer``: ``adam`` (beta1, beta2, adam_eps) or ``sgd`` (momentum), PyTorch's formulas.
-    - ``schedule``: ``constant``, or ``cosine`` from lr to lr_min over ``steps``.
+    - ``optimizer``: ``adam`` (beta1, beta2, adam_eps), ``adamw`` (decoupled ``weight_decay``, on
+      all parameters) or ``sgd`` (momentum), PyTorch's formulas.
+    - ``schedule``: ``constant``; ``cosine`` from lr to lr_min over ``steps``; ``step``, times
+      ``decay_factor`` every ``decay_every`` steps.  ``warmup`` steps first raise the rate linearly
+      from lr / warmup; the schedule's own clock starts after them.
+    - ``grad_clip``: largest global norm of the gradient, scaled down above it (PyTorch's formula).
     - ``eval_samples``: size of the held-out set.
     - ``seed``: fixes initial weights, teacher and data, whatever the precision scheme: runs of one
       seed are paired.
@@ -71,16 +80,26 @@ class ProxyConfig:
     lr_min: float = 0.0
     eval_samples: int = 32768
     dtype: str = "float32"
+    norm: str = "layer"
+    gamma_mean: float = 1.0
+    gamma_sd: float = 0.0
+    weight_decay: float = 0.0
+    warmup: int = 0
+    decay_every: int | None = None
+    decay_factor: float = 0.1
+    grad_clip: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "batch", "steps", "eval_samples"):
             self._set(name, _integer(name, getattr(self, name), 1))
-        self._set("seed", _integer("seed", self.seed, 0))
-        for name in ("teacher_width", "teacher_depth", "dataset_size"):
+        for name in ("seed", "warmup"):
+            self._set(name, _integer(name, getattr(self, name), 0))
+        for name in ("teacher_width", "teacher_depth", "dataset_size", "decay_every"):
             if getattr(self, name) is not None:
                 self._set(name, _integer(name, getattr(self, name), 1))
         for name, allowed in (
             ("activation", ACTIVATIONS),
+            ("norm", NORMS),
             ("init", INITS),
             ("data", DATA_KINDS),
             ("optimizer", OPTIMIZERS),
@@ -90,9 +109,12 @@ class ProxyConfig:
             choose(name, getattr(self, name), allowed)
         if self.teacher_activation is not None:
             choose("teacher_activation", self.teacher_activation, ACTIVATIONS)
-        for name in ("lr", "ln_eps", "teacher_gain"):
+        for name in ("lr", "ln_eps", "teacher_gain", "decay_factor"):
             self._set(name, _real(name, getattr(self, name), low=0.0, low_open=True))
-        for name in ("label_noise", "adam_eps", "lr_min"):
+        if self.grad_clip is not None:
+            self._set("grad_clip", _real("grad_clip", self.grad_clip, low=0.0, low_open=True))
+        self._set("gamma_mean", _real("gamma_mean", self.gamma_mean, low=-math.inf))
+        for name in ("label_noise", "adam_eps", "lr_min", "gamma_sd", "weight_decay"):
             self._set(name, _real(name, getattr(self, name), low=0.0))
         for name in ("beta1", "beta2", "momentum"):
             self._set(name, _real(name, getattr(self, name), low=0.0, below=1.0))
@@ -103,6 +125,17 @@ class ProxyConfig:
         if self.dataset_size is not None and self.dataset_size % self.batch:
             raise ValueError(
                 f"dataset_size must be a multiple of batch ({self.batch}); got {self.dataset_size}"
+            )
+
+        if (self.schedule == "step") != (self.decay_every is not None):
+            raise ValueError(
+                f"decay_every must be given with schedule='step' and only then; got "
+                f"{self.decay_every} with {self.schedule!r}"
+            )
+        if self.weight_decay and self.optimizer != "adamw":
+            raise ValueError(
+                f"weight_decay must be 0 unless optimizer is 'adamw'; got {self.weight_decay} with "
+                f"{self.optimizer!r}"
             )
 
     def _set(self, name: str, value: object) -> None:
@@ -139,7 +172,8 @@ def _integer(name: str, value: object, least: int) -> int:
 def _real(
     name: str, value: object, low: float, low_open: bool = False, below: float = math.inf
 ) -> float:
-    allowed = f"a finite number {'above' if low_open else 'of at least'} {low:g}"
+    allowed = "a finite number"
+    allowed += "" if low == -math.inf else f" {'above' if low_open else 'of at least'} {low:g}"
     allowed += "" if below == math.inf else f" and below {below:g}"
     if isinstance(value, (bool, np.bool_, str, bytes, complex, np.complexfloating)):
         raise TypeError(f"{name} must be {allowed}; got {value!r}")
@@ -149,6 +183,6 @@ def _real(
         number = math.inf
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be {allowed}; got {value!r}") from None
-    if not low <= number < below or (low_open and number == low):
+    if not low <= number < below or (low_open and number == low) or math.isinf(number):
         raise ValueError(f"{name} must be {allowed}; got {number!r}")
     return number

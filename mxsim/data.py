@@ -21,7 +21,7 @@ from mxsim.proxy import Params, parameter_count, parameter_views
 Array = NDArray[Any]
 
 # Purposes, the first word of a spawn key.  Their numbers are part of every stored result.
-STUDENT, TEACHER, BATCH, HELD_OUT, DATASET, ORDER = range(6)
+STUDENT, TEACHER, BATCH, HELD_OUT, DATASET, ORDER, GAMMA = range(7)
 
 
 def generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
@@ -52,7 +52,10 @@ def init_params(cfg: ProxyConfig) -> Params:
     params = parameter_views(np.empty(parameter_count(cfg), cfg.real), cfg)
     for k, block in enumerate(params):
         rng = generator(cfg.seed, STUDENT, k)
-        block["ln_gamma"][...] = 1
+        block["ln_gamma"][...] = cfg.gamma_mean
+        if cfg.gamma_sd:  # a stream of its own: the other weights do not depend on it
+            spread = generator(cfg.seed, GAMMA, k).standard_normal(cfg.width, dtype=np.float32)
+            block["ln_gamma"] += np.float32(cfg.gamma_sd) * spread
         block["ln_beta"][...] = 0
         for kind in ("w1", "w2"):
             block[kind][...] = _weight(rng, block[kind].shape, cfg.init)

@@ -172,19 +172,19 @@ def _dot(v: Any, w: Any) -> Any:
 
 @kernel
 def layer_norm_forward(
-    x: Any, gamma: Any, beta: Any, eps: Any, z: Any, xhat: Any, rstd: Any, var_eps: Any
+    x: Any, gamma: Any, beta: Any, eps: Any, z: Any, xhat: Any, rstd: Any, var_eps: Any, centre: Any
 ) -> None:
     """x (n, d), gamma (d,), beta (d,) -> z (n, d); keeps xhat (n, d), rstd (n,) for backward.
 
     var_eps (n,) is the (biased) variance + eps, rstd its inverse root.  gamma and beta arrive
-    quantized.
+    quantized.  Without ``centre``, no mean is taken off: RMS norm.
     """
     n, d = x.shape
     size = x.dtype.type(d)
     one = x.dtype.type(1)
     for i in range(n):
         # 1. mean, 2. centre
-        mean = sum_of(x[i]) / size
+        mean = sum_of(x[i]) / size if centre else size - size
         for j in range(d):
             xhat[i, j] = x[i, j] - mean
         # 3. variance, 4. normalize
@@ -198,7 +198,15 @@ def layer_norm_forward(
 
 @kernel
 def layer_norm_backward(
-    dz: Any, xhat: Any, rstd: Any, gamma: Any, dx: Any, dgamma: Any, dbeta: Any, row: Any
+    dz: Any,
+    xhat: Any,
+    rstd: Any,
+    gamma: Any,
+    dx: Any,
+    dgamma: Any,
+    dbeta: Any,
+    row: Any,
+    centre: Any,
 ) -> None:
     """dz (n, d) -> dgamma (d,), dbeta (d,); adds to dx (n, d).  gamma arrives quantized.
 
@@ -215,7 +223,7 @@ def layer_norm_backward(
             dbeta[j] += dz[i, j]
             row[j] = dz[i, j] * gamma[j]  # dxhat
         # 4.-1. xhat = (x - mean) * rstd, both of which depend on x
-        mean = sum_of(row) * inverse
+        mean = sum_of(row) * inverse if centre else inverse - inverse
         slope = _dot(row, xhat[i]) * inverse
         for j in range(d):
             dx[i, j] += rstd[i] * (row[j] - mean - xhat[i, j] * slope)
@@ -247,6 +255,8 @@ def activation_forward(u: Array, hidden: Array, slope: Array, activation: str) -
         _swiglu_forward(u, hidden, slope)
     elif activation == "gelu":
         _gelu_forward(u.reshape(-1), hidden.reshape(-1), slope.reshape(-1))
+    elif activation == "gelu_tanh":
+        _gelu_tanh_forward(u.reshape(-1), hidden.reshape(-1), slope.reshape(-1))
     elif activation == "relu":
         _relu_forward(u.reshape(-1), hidden.reshape(-1), slope.reshape(-1))
     else:  # linear
@@ -276,6 +286,23 @@ def _gelu_forward(u: Any, hidden: Any, slope: Any) -> None:
         cdf, pdf = normal_cdf_pdf(u[i])
         hidden[i] = u[i] * cdf
         slope[i] = cdf + u[i] * pdf
+
+
+@kernel
+def _gelu_tanh_forward(u: Any, hidden: Any, slope: Any) -> None:
+    """u s, s = logistic(2 t), t = sqrt(2/pi) (u + 0.044715 u^3); its slope is s + 2 u s (1 - s) t'.
+
+    The same as u (1 + tanh t) / 2 (Hendrycks and Gimpel 2016).
+    """
+    one = u.dtype.type(1)
+    linear = u.dtype.type(1.5957691216057308)  # 2 sqrt(2 / pi)
+    cubic = u.dtype.type(0.044715)
+    three = u.dtype.type(3)
+    for i in range(u.size):
+        square = u[i] * u[i]
+        s = logistic(linear * u[i] * (one + cubic * square))
+        hidden[i] = u[i] * s
+        slope[i] = s + u[i] * s * (one - s) * linear * (one + three * cubic * square)
 
 
 @kernel

@@ -24,7 +24,8 @@ Array = NDArray[Any]
 class OptimizerState:
     """Moments over the flat parameter vector (size,), and the number of updates made.
 
-    adam: ``first`` and ``second`` moments; sgd: ``first`` is the momentum buffer, ``second`` empty.
+    adam, adamw: ``first`` and ``second`` moments; sgd: ``first`` is the momentum buffer, ``second``
+    empty.
     """
 
     first: Array
@@ -34,15 +35,30 @@ class OptimizerState:
 
 def optimizer_state(cfg: ProxyConfig, size: int) -> OptimizerState:
     """The state before the first update: zeros."""
-    second = size if cfg.optimizer == "adam" else 0
+    second = 0 if cfg.optimizer == "sgd" else size
     return OptimizerState(np.zeros(size, cfg.real), np.zeros(second, cfg.real))
 
 
 def learning_rate(cfg: ProxyConfig, step: int) -> float:
     """The rate of update number ``step`` (from 0)."""
+    if step < cfg.warmup:
+        return cfg.lr * (step + 1) / cfg.warmup
+    step -= cfg.warmup
     if cfg.schedule == "constant":
         return cfg.lr
-    return cfg.lr_min + (cfg.lr - cfg.lr_min) * 0.5 * (1 + math.cos(math.pi * step / cfg.steps))
+    if cfg.schedule == "step":
+        assert cfg.decay_every is not None
+        return cfg.lr * cfg.decay_factor ** (step // cfg.decay_every)
+    angle = math.pi * step / (cfg.steps - cfg.warmup)
+    return cfg.lr_min + (cfg.lr - cfg.lr_min) * 0.5 * (1 + math.cos(angle))
+
+
+def clip_gradient(grads: Array, norm: float, cfg: ProxyConfig) -> None:
+    """Scale ``grads`` (size,), of norm ``norm``, to at most cfg.grad_clip (clip_grad_norm_)."""
+    if cfg.grad_clip is not None:
+        factor = cfg.grad_clip / (norm + 1e-6)
+        if factor < 1:
+            grads *= grads.dtype.type(factor)
 
 
 def optimizer_step(
@@ -61,7 +77,9 @@ def optimizer_step(
     moments, weights = _state_rounding(scheme or PrecisionScheme(), flat.dtype)
     lr = learning_rate(cfg, state.updates)
     state.updates += 1
-    if cfg.optimizer == "adam":
+    if cfg.optimizer != "sgd":
+        if cfg.weight_decay:
+            flat *= real(1 - lr * cfg.weight_decay)
         correction1 = 1 - cfg.beta1**state.updates
         correction2 = math.sqrt(1 - cfg.beta2**state.updates)
         adam_update(

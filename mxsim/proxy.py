@@ -182,17 +182,9 @@ def forward(
     stream[...] = x
     scheme = precision[0].scheme
     internals, how = scheme.forward, internal_rounding(scheme, stream.dtype)
-    eps = stream.dtype.type(cfg.ln_eps)
     for p, q, s in zip(params, precision, ws.blocks, strict=True):
         # 1. z = LN(x) with quantized gamma, beta
-        s.gamma[...] = q.operand("ln_gamma", p["ln_gamma"], 0, s.gamma)
-        s.beta[...] = q.operand("ln_beta", p["ln_beta"], 0, s.beta)
-        if internals.layer_norm == "exact":
-            ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd, s.var_eps)
-        else:
-            steps.layer_norm_forward(
-                stream, s.gamma, s.beta, eps, s.z, s.xhat, s.var_eps, how, ws.rows
-            )
+        _norm_forward(stream, p, q, s, cfg, how, ws.rows)
         # 2. u = z w1^T
         ops.linear_forward(s.z, p["w1"], ws.wide, "fc1", q, how, ws.fc1)
         # 3. hidden = phi(u)
@@ -207,6 +199,67 @@ def forward(
             np.add(stream, ws.branch, out=stream)
         ops.round_in_place(stream, internals.residual, how)
     return stream
+
+
+def _norm_forward(
+    stream: Array,
+    p: Mapping[str, Array],
+    q: BlockPrecision,
+    s: BlockState,
+    cfg: ProxyConfig,
+    how: ops.Rounding,
+    rows: Array,
+) -> None:
+    """stream (n, d) -> s.z, by cfg.norm, with gamma and beta as their sites make them."""
+    if cfg.norm == "none":
+        s.z[...] = stream
+        return
+    if cfg.norm == "layer_no_affine":
+        s.gamma[...] = 1
+    else:
+        s.gamma[...] = q.operand("ln_gamma", p["ln_gamma"], 0, s.gamma)
+    if cfg.norm == "layer":
+        s.beta[...] = q.operand("ln_beta", p["ln_beta"], 0, s.beta)
+    else:
+        s.beta[...] = 0
+    eps, centre = stream.dtype.type(cfg.ln_eps), cfg.norm != "rms"
+    if q.scheme.forward.layer_norm == "exact":
+        ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd, s.var_eps, centre)
+    else:
+        steps.layer_norm_forward(
+            stream, s.gamma, s.beta, eps, s.z, s.xhat, s.var_eps, how, rows, centre
+        )
+
+
+def _norm_backward(
+    dz: Array,
+    s: BlockState,
+    g: Mapping[str, Array],
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme,
+    how: ops.Rounding,
+    ws: Workspace,
+    first: bool,
+) -> None:
+    """dz (n, d) -> gradients of gamma and beta; adds to ws.dstream, unless nothing lies below."""
+    dgamma, dbeta, centre = g["ln_gamma"], g["ln_beta"], cfg.norm != "rms"
+    if cfg.norm == "none":
+        np.add(ws.dstream, dz, out=ws.dstream)
+    elif "bf16" in (scheme.forward.layer_norm, scheme.backward.layer_norm):
+        how = _how(scheme.backward.layer_norm, how)
+        steps.layer_norm_backward(
+            dz, s.xhat, s.var_eps, s.gamma, ws.dstream, dgamma, dbeta, how, ws.rows, centre
+        )
+    elif first:
+        ops.layer_norm_backward_affine(dz, s.xhat, dgamma, dbeta)
+    else:
+        ops.layer_norm_backward(
+            dz, s.xhat, s.rstd, s.gamma, ws.dstream, dgamma, dbeta, ws.rows[0], centre
+        )
+    if cfg.norm in ("none", "layer_no_affine"):
+        dgamma[...] = 0
+    if cfg.norm != "layer":
+        dbeta[...] = 0
 
 
 def _steps_of_activation(
@@ -233,7 +286,7 @@ def _activation_forward(
         return
     step, gate = _steps_of_activation(scheme.forward, how)
     _, back = _steps_of_activation(scheme.backward, how)
-    if activation == "gelu" and scheme.forward.activation != "bf16":
+    if activation.startswith("gelu") and scheme.forward.activation != "bf16":
         ops.activation_forward(
             u, s.hidden, s.slope, activation
         )  # erf; steps are of its sigmoid form
@@ -266,7 +319,6 @@ def backward(
     """ws.dstream = d loss / d prediction (n, d) -> grads, the tree of ``params``, overwritten."""
     scheme = precision[0].scheme
     internals, how = scheme.backward, internal_rounding(scheme, ws.stream.dtype)
-    norm_by_steps = "bf16" in (internals.layer_norm, scheme.forward.layer_norm)
     for k in reversed(range(cfg.depth)):
         p, q, s, g = params[k], precision[k], ws.blocks[k], grads[k]
         # 4. x = x + hidden w2^T + b2: dstream passes on unchanged beside the branch
@@ -281,25 +333,8 @@ def backward(
         dz = ws.branch
         dy = ops.rounded(du, ws.fc1.dy_in, internals.gemm_in, how)
         ops.linear_backward(dy, s.z, p["w1"], dz, g["w1"], "fc1", q, how, ws.fc1)
-        # 1. z = LN(x)
-        if norm_by_steps:
-            steps.layer_norm_backward(
-                dz,
-                s.xhat,
-                s.var_eps,
-                s.gamma,
-                ws.dstream,
-                g["ln_gamma"],
-                g["ln_beta"],
-                _how(internals.layer_norm, how),
-                ws.rows,
-            )
-        elif k > 0:
-            ops.layer_norm_backward(
-                dz, s.xhat, s.rstd, s.gamma, ws.dstream, g["ln_gamma"], g["ln_beta"], ws.rows[0]
-            )
-        else:  # nothing lies below the first block but data
-            ops.layer_norm_backward_affine(dz, s.xhat, g["ln_gamma"], g["ln_beta"])
+        # 1. z = LN(x); nothing lies below the first block but data
+        _norm_backward(dz, s, g, cfg, scheme, how, ws, first=k == 0)
         ops.round_in_place(ws.dstream, internals.residual, how)
         for kind in KINDS:
             ops.round_in_place(g[kind], scheme.gradients, how)

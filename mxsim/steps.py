@@ -28,11 +28,21 @@ Array = NDArray[Any]
 
 @kernel
 def layer_norm_forward(
-    x: Any, gamma: Any, beta: Any, eps: Any, z: Any, xhat: Any, var_eps: Any, how: Any, rows: Any
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    eps: Any,
+    z: Any,
+    xhat: Any,
+    var_eps: Any,
+    how: Any,
+    rows: Any,
+    centre: Any,
 ) -> None:
     """x (n, d), gamma (d,), beta (d,) -> z (n, d); keeps xhat (n, d), var_eps (n,) for backward.
 
-    var_eps is the rounded variance + eps.  ``rows`` (4, d) is scratch.
+    var_eps is the rounded variance + eps.  ``rows`` (4, d) is scratch.  Without ``centre``, RMS
+    norm.
     """
     n, d = x.shape
     size, one = x.dtype.type(d), x.dtype.type(1)
@@ -44,7 +54,7 @@ def layer_norm_forward(
         # 1. mean, 2. centre
         for j in range(d):
             shift[j] = _r(x[i, j], how)
-        mean = _r(_r(sum_of(shift), how) / size, how)
+        mean = _r(_r(sum_of(shift), how) / size, how) if centre else size - size
         for j in range(d):
             shift[j] = _r(shift[j] - mean, how)
             square[j] = _r(shift[j] * shift[j], how)
@@ -68,6 +78,7 @@ def layer_norm_backward(
     dbeta: Any,
     how: Any,
     rows: Any,
+    centre: Any,
 ) -> None:
     """dz (n, d) -> dgamma (d,), dbeta (d,); adds to dx (n, d).  ``rows`` (4, d) is scratch.
 
@@ -94,7 +105,7 @@ def layer_norm_backward(
         slope = _r(_r(_r(sum_of(part), how) / size, how) * rvar, how)
         for j in range(d):
             u[j] = _r(u[j] + _r(-slope * xhat[i, j], how), how)
-        mean = _r(_r(sum_of(u), how) / size, how)
+        mean = _r(_r(sum_of(u), how) / size, how) if centre else size - size
         for j in range(d):
             dx[i, j] += _r(u[j] - mean, how)
     for j in range(d):
@@ -122,7 +133,7 @@ def activation_forward(
     """
     if activation == "swiglu":
         _swiglu_forward(u, hidden, slope, gate, how, gate_how, back)
-    elif activation == "gelu":
+    elif activation in ("gelu", "gelu_tanh"):  # the tanh form is the sigmoid form
         # microxcaling's coefficients, on the bf16 grid: 0.044715, 2 sqrt(2 / pi), their product * 3
         real = u.dtype.type
         constants = (real(0.044677734375), real(1.59375), real(0.2138671875))

@@ -26,7 +26,7 @@ from mxsim.bias import Probe, ProbePlan, ProbeSeries, blank_series
 from mxsim.config import ProxyConfig, check_config
 from mxsim.layout import as_integer
 from mxsim.ops import round_in_place, squared_norm
-from mxsim.optim import OptimizerState, optimizer_state, optimizer_step
+from mxsim.optim import OptimizerState, clip_gradient, optimizer_state, optimizer_step
 from mxsim.outcome import DivergenceRule, Outcome, Spike, Status, judge
 from mxsim.precision import PrecisionScheme, at_step, internal_rounding, precision_of
 from mxsim.proxy import (
@@ -155,6 +155,7 @@ class Training:
                     if self.bad_tensor is not None:
                         self.bad_step = self.step
                         break
+                clip_gradient(bench.flat_grads, norm, cfg)
                 with uninterrupted():
                     optimizer_step(self.flat, bench.flat_grads, self.optimizer, cfg, self.scheme)
                     self.step += 1

@@ -21,6 +21,21 @@ def test_pytorch_init_is_uniform_within_its_bound() -> None:
             assert abs(scaled.mean()) < 4 * np.sqrt(1 / 3 / scaled.size)
 
 
+def test_gammas_start_where_they_are_told() -> None:
+    cfg = ProxyConfig(width=512, depth=2, gamma_mean=0.93, gamma_sd=0.02)
+    plain = init_params(ProxyConfig(width=512, depth=2))
+    gammas = [block["ln_gamma"].astype(np.float64) for block in init_params(cfg)]
+    for gamma in gammas:
+        assert abs(gamma.mean() - 0.93) < 4 * 0.02 / np.sqrt(512)
+        assert abs(gamma.std() / 0.02 - 1) < 4 / np.sqrt(2 * 512)
+    assert not np.array_equal(*gammas)
+    for block, other in zip(init_params(cfg), plain, strict=True):  # nothing else moves
+        for kind in ("ln_beta", "w1", "w2", "b2"):
+            np.testing.assert_array_equal(block[kind], other[kind])
+    exactly = init_params(ProxyConfig(width=8, gamma_mean=0.97))
+    assert all((block["ln_gamma"] == np.float32(0.97)).all() for block in exactly)
+
+
 def test_xavier_init_has_gain_one_half_and_zero_bias() -> None:
     block = init_params(ProxyConfig(width=64, depth=1, init="xavier"))[0]
     assert (block["b2"] == 0).all()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import mxsim
 from mxsim import proxy
-from mxsim.config import ACTIVATIONS
+from mxsim.config import ACTIVATIONS, NORMS
 from mxsim.precision import SITES, BlockPrecision, PrecisionScheme, SiteFormat, precision_of
 from mxsim.proxy import KINDS, Params
 
@@ -19,11 +19,16 @@ E2M1 = SiteFormat("mxfp4_e2m1")
 
 
 def problem(
-    activation: str, width: int = 6, depth: int = 3, samples: int = 5, dtype: str = "float64"
+    activation: str,
+    width: int = 6,
+    depth: int = 3,
+    samples: int = 5,
+    dtype: str = "float64",
+    norm: str = "layer",
 ) -> tuple[mxsim.ProxyConfig, Params, Array, Array]:
     """A small student away from its symmetric start, and a batch that it does not fit."""
     cfg = mxsim.ProxyConfig(
-        width=width, depth=depth, batch=samples, activation=activation, dtype=dtype
+        width=width, depth=depth, batch=samples, activation=activation, dtype=dtype, norm=norm
     )
     rng = np.random.default_rng(1)
     params = mxsim.init_params(cfg)
@@ -34,9 +39,14 @@ def problem(
     return cfg, params, x, y
 
 
+UNUSED = {"none": ("ln_gamma", "ln_beta"), "layer_no_affine": ("ln_gamma", "ln_beta")}
+UNUSED |= {"rms": ("ln_beta",), "layer": ()}
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_backward_against_central_differences(activation: str) -> None:
-    cfg, params, x, y = problem(activation)
+def test_backward_against_central_differences(activation: str, norm: str) -> None:
+    cfg, params, x, y = problem(activation, norm=norm)
     _, grads = mxsim.loss_and_grads(params, x, y, cfg, EXACT)
     h = 1e-5
 
@@ -47,7 +57,7 @@ def test_backward_against_central_differences(activation: str) -> None:
         ws = proxy.workspace(cfg, len(x), np.float64)
         proxy.forward(params, x, cfg, precision_of(EXACT, cfg.depth), ws)
         for block, state in zip(params, ws.blocks, strict=True):
-            assert np.abs(state.z @ block["w1"].T).min() > 100 * h
+            assert np.abs(state.z @ block["w1"].T).min() > 20 * h
     for k, block in enumerate(params):
         for kind, value in block.items():
             numeric = np.empty_like(value)
@@ -58,8 +68,51 @@ def test_backward_against_central_differences(activation: str) -> None:
                 value[index] = kept - h
                 numeric[index] = (above - loss()) / (2 * h)
                 value[index] = kept
-            error = np.linalg.norm(numeric - grads[k][kind])
-            assert error < 1e-8 * np.linalg.norm(grads[k][kind]), (k, kind)
+            error, size = np.linalg.norm(numeric - grads[k][kind]), np.linalg.norm(grads[k][kind])
+            if kind in UNUSED[norm]:
+                assert size == np.linalg.norm(numeric) == 0
+            else:
+                assert size > 0
+                assert error < 1e-8 * size, (k, kind)
+
+
+def test_norms_are_what_they_say() -> None:
+    cfg, params, x, _ = problem("linear", width=8, depth=1)
+    ws = proxy.workspace(cfg, len(x), np.float64)
+    gamma, beta = params[0]["ln_gamma"], params[0]["ln_beta"]
+    centred = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + cfg.ln_eps)
+    rms = x / np.sqrt((x**2).mean(1, keepdims=True) + cfg.ln_eps)
+    expected = {
+        "layer": centred * gamma + beta,
+        "layer_no_affine": centred,
+        "rms": rms * gamma,
+        "none": x,
+    }
+    for norm, z in expected.items():
+        proxy.forward(params, x, replace(cfg, norm=norm), precision_of(EXACT, 1), ws)
+        np.testing.assert_allclose(ws.blocks[0].z, z, rtol=1e-13, atol=1e-14, err_msg=norm)
+
+
+def test_the_tanh_form_of_gelu() -> None:
+    cfg, params, x, _ = problem("gelu_tanh", width=8, depth=1)
+    ws = proxy.workspace(cfg, len(x), np.float64)
+    proxy.forward(params, x, cfg, precision_of(EXACT, 1), ws)
+    u = ws.blocks[0].z @ params[0]["w1"].T
+    t = np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3))
+    np.testing.assert_allclose(ws.blocks[0].hidden, 0.5 * u * (1 + t), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("scheme", ["all_e4m3", "paper_code", "bf16"])
+def test_every_norm_works_under_every_kind_of_scheme(norm: str, scheme: str) -> None:
+    cfg, params, x, y = problem("swiglu", width=40, samples=33, dtype="float32", norm=norm)
+    exact = mxsim.loss_and_grads(params, x, y, cfg, EXACT)
+    loss, grads = mxsim.loss_and_grads(params, x, y, cfg, mxsim.scheme(scheme))
+    assert loss != exact[0]
+    assert loss == pytest.approx(exact[0], rel=0.1)
+    for kind in ("w1", "w2", "b2"):
+        for a, b in zip(exact[1], grads, strict=True):
+            assert np.linalg.norm(a[kind] - b[kind]) < 0.25 * np.linalg.norm(a[kind]), kind
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
