@@ -112,13 +112,18 @@ class Internals:
 
     Each is ``exact`` or ``bf16``; results are computed in the run's dtype, then rounded.
 
-    - gemm_in: operands of GEMMs (x, w, dy), before their sites.
+    - gemm_in: operands of GEMMs (x, w, dy), before their sites (but not reused copies again).
     - gemm_out: results of GEMMs, after accumulation in the run's dtype.
-    - bias: forward b2 and the sum with it; backward the bias gradient.
-    - layer_norm: its inputs and every vector step (sum, mean, difference, square, ...).
+    - bias: forward b2 and the sum with it; backward the bias gradient, a sum over dy as ``gemm_in``
+      leaves it.
+    - layer_norm: its inputs, gamma and beta as their sites make them, and every vector step (sum,
+      mean, difference, square, ...).  In one direction alone: the other goes through the same
+      steps unrounded, from what the forward pass kept.
     - activation: its inputs and every vector step, by microxcaling's formulas (GELU in its sigmoid
-      form).  ``bf16_gate``: SwiGLU's silu alone, as the paper's script has it.
-    - residual: the residual stream after each block; backward its gradient.
+      form).  Backward alone: the exact slope, dy and their product are rounded.  ``bf16_gate``:
+      SwiGLU's silu alone, as the paper's script has it.
+    - residual: the residual stream after each block; backward its gradient after each block, not
+      yet the loss's own.
 
     Raises ValueError or TypeError naming the value and what is allowed.
     """
@@ -155,15 +160,18 @@ class PrecisionScheme:
 
     - overrides: (block index, site, format) triples that take the place of the field in that block;
       a negative index is refused.
-    - forward, backward: Internals, rounded by ``internal_rounding`` (even, away, zero).
+    - forward, backward: Internals.  They, gradients and states are rounded by ``internal_rounding``
+      (even, away, zero).
     - backward_operands: ``requantize`` dgrad's w and wgrad's x from high precision, or ``reuse``
       the forward's dequantized copies (on which dgrad_w and wgrad_x then act; exact leaves them).
     - gradients: what is handed to the optimizer, ``exact`` or ``bf16``.
     - master_weights, moments (Adam's; SGD's momentum): ``fp32`` (the run's dtype) or ``bf16``,
       rounded after each update.
-    - hadamard: rotate both wgrad operands along the batch before they are quantized, in groups of
-      ``hadamard_size`` (a power of two): ``fixed`` one vector of random signs a run, ``random`` a
-      new one each step, layer and block.  Exact wgrad operands are left alone.
+    - hadamard: rotate both wgrad operands along the batch before they are quantized: times random
+      signs, then the orthonormal Walsh-Hadamard matrix of each group of ``hadamard_size`` rows (a
+      power of two; a remainder in groups of the largest powers of two that fit).  ``fixed``: one
+      vector of ``hadamard_size`` signs for the run; ``random``: new signs each step, layer and
+      block.  Not done where both operands are exact.
     - Known faults of the paper's script: ``frozen_beta`` (beta gets no gradient),
       ``quantized_teacher`` (targets pass through the scheme's forward arithmetic).
 

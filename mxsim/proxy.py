@@ -285,7 +285,8 @@ def _activation_forward(
         ops.activation_forward(u, s.hidden, s.slope, activation)
         return
     step, gate = _steps_of_activation(scheme.forward, how)
-    _, back = _steps_of_activation(scheme.backward, how)
+    back_step, back_gate = _steps_of_activation(scheme.backward, how)
+    back = back_gate if activation == "swiglu" else back_step
     if activation.startswith("gelu") and scheme.forward.activation != "bf16":
         ops.activation_forward(
             u, s.hidden, s.slope, activation
