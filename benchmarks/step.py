@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 
 import mxsim
 from mxsim import data, ops, proxy
 from mxsim.optim import optimizer_state, optimizer_step
 from mxsim.precision import precision_of
+from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]
 SCHEMES = ("exact", "ln_only_e4m3", "gemm_e4m3", "all_e4m3", "paper_code", "bf16", "nvfp4_recipe")
@@ -186,7 +186,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     arguments = parser.parse_args()
     console = Console()
-    with threadpool_limits(1, "blas"):
+    with one_blas_thread():
         for width in arguments.widths:
             repeats = 8 if arguments.quick else 40
             console.print(table(width, repeats))

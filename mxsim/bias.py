@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from mxsim.config import ProxyConfig
 from mxsim.layout import as_integer
@@ -29,6 +28,7 @@ from mxsim.proxy import (
     workspace,
 )
 from mxsim.quantize import Rounder, quantize
+from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]
 Group = str | int | tuple[str, int]
@@ -130,7 +130,7 @@ def gradient_bias(
     ws = workspace(cfg, len(x_), real)
     size = parameter_count(cfg)
     trees, losses = [], []
-    with threadpool_limits(1, "blas"):
+    with one_blas_thread():
         for each in (PrecisionScheme(), scheme):
             grads = parameter_views(np.empty(size, real), cfg)
             precision = precision_of(each, cfg.depth, cfg.seed, step)

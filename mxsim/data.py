@@ -69,7 +69,7 @@ class Teacher:
     """The frozen target map: layers of (w1, w2), y = w2 phi(w1 x), no bias, norm or residual.
 
     ``scheme``: forward arithmetic of the linear maps and the activation; exact but for the fault
-    ``quantized_teacher``.
+    ``quantized_teacher``, under which the weights here are rounded already.
     """
 
     layers: tuple[tuple[Array, Array], ...]
@@ -78,7 +78,7 @@ class Teacher:
 
     def __call__(self, x: Array) -> Array:
         """x (n, d) -> (n, d), in x's dtype."""
-        [precision] = precision_of(self.scheme, 1)
+        precision = replace(precision_of(self.scheme, 1)[0], ready=True)
         how = internal_rounding(self.scheme, x.dtype)
         for w1, w2 in self.layers:
             u = _linear(x, w1, "fc1", precision, how)
@@ -95,8 +95,13 @@ class Teacher:
 def _linear(x: Array, w: Array, layer: str, precision: BlockPrecision, how: ops.Rounding) -> Array:
     """x (n, i), w (o, i) -> (n, o)."""
     y = np.empty((len(x), len(w)), x.dtype)
+    ops.linear_forward(x, w, y, layer, precision, how, _scratch(x, w))
+    return y
+
+
+def _scratch(x: Array, w: Array) -> ops.LinearScratch:
     nothing = np.empty((0, 0), x.dtype)
-    scratch = ops.LinearScratch(
+    return ops.LinearScratch(
         x=np.empty_like(x),
         w=np.empty_like(w),
         dy=nothing,
@@ -104,8 +109,6 @@ def _linear(x: Array, w: Array, layer: str, precision: BlockPrecision, how: ops.
         w_in=np.empty_like(w),
         dy_in=nothing,
     )
-    ops.linear_forward(x, w, y, layer, precision, how, scratch)
-    return y
 
 
 def make_teacher(cfg: ProxyConfig, scheme: PrecisionScheme | None = None) -> Teacher:
@@ -126,7 +129,16 @@ def make_teacher(cfg: ProxyConfig, scheme: PrecisionScheme | None = None) -> Tea
         layers.append((w1.astype(cfg.real), w2.astype(cfg.real)))
     if scheme is None or not scheme.quantized_teacher:
         return Teacher(tuple(layers), activation)
-    return Teacher(tuple(layers), activation, replace(scheme, overrides=()))
+    own = replace(scheme, overrides=())
+    rounded = [(_rounded(w1, "fc1", own), _rounded(w2, "fc2", own)) for w1, w2 in layers]
+    return Teacher(tuple(rounded), activation, own)
+
+
+def _rounded(w: Array, layer: str, scheme: PrecisionScheme) -> Array:
+    """w (o, i) as the teacher's forward GEMM sees it."""
+    how = internal_rounding(scheme, w.dtype)
+    scratch = _scratch(np.empty((0, w.shape[1]), w.dtype), w)
+    return ops.forward_weight(w, layer, precision_of(scheme, 1)[0], how, scratch).copy()
 
 
 def _sample(

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from mxsim import data
 from mxsim.bias import Probe, ProbePlan, blank_series
 from mxsim.config import ProxyConfig
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import evaluate
+from mxsim.threads import one_blas_thread
 from mxsim.train import start
 
 STEPS = 5  # timed, after two to warm up
@@ -34,7 +34,7 @@ def cost_of(cfg: ProxyConfig, scheme: PrecisionScheme, probe: ProbePlan | None =
 
     Compiles what is not compiled yet, so it can take seconds where a run takes hours.
     """
-    with threadpool_limits(1, "blas"), np.errstate(all="ignore"):  # as in a run
+    with one_blas_thread(), np.errstate(all="ignore"):  # as in a run
         return _cost_of(cfg, scheme, probe)
 
 

@@ -69,11 +69,18 @@ def linear_forward(
     """x (n, i), w (o, i) -> y (n, o); contracts over i."""
     steps = precision.scheme.forward
     x = rounded(x, scratch.x_in, steps.gemm_in, how)
-    w = rounded(w, scratch.w_in, steps.gemm_in, how)
     xq = precision.operand(f"{layer}_fprop_x", x, 1, scratch.x)
-    wq = precision.operand(f"{layer}_fprop_w", w, 1, scratch.w)
+    wq = w if precision.ready else forward_weight(w, layer, precision, how, scratch)
     np.dot(xq, wq.T, out=y)
     round_in_place(y, steps.gemm_out, how)
+
+
+def forward_weight(
+    w: Array, layer: str, precision: BlockPrecision, how: Rounding, scratch: LinearScratch
+) -> Array:
+    """w (o, i) as the forward GEMM sees it: itself, or in scratch."""
+    w = rounded(w, scratch.w_in, precision.scheme.forward.gemm_in, how)
+    return precision.operand(f"{layer}_fprop_w", w, 1, scratch.w)
 
 
 def linear_backward(

@@ -295,6 +295,7 @@ class BlockPrecision:
     """A scheme as one block meets it, in one step of one run.
 
     Stochastic rounding and random signs are a pure function of (seed, step, block, site).
+    ``ready``: the forward pass is given weights, gamma and beta that are rounded already.
     """
 
     scheme: PrecisionScheme
@@ -302,6 +303,7 @@ class BlockPrecision:
     block: int
     seed: int = 0
     step: int = 0
+    ready: bool = False
 
     def operand(self, site: str, x: Array, axis: int, out: Array) -> Array:
         """x as the computation sees it: itself if the site is exact, else quantized into out."""

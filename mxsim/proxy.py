@@ -8,12 +8,11 @@ What draws numbers (initial weights, teacher, data) is in data.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from mxsim import ops, steps
 from mxsim.config import ProxyConfig, check_config
@@ -25,6 +24,7 @@ from mxsim.precision import (
     precision_of,
 )
 from mxsim.rounding import NOT_AT_ALL
+from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]
 Params = list[dict[str, Array]]
@@ -214,14 +214,7 @@ def _norm_forward(
     if cfg.norm == "none":
         s.z[...] = stream
         return
-    if cfg.norm == "layer_no_affine":
-        s.gamma[...] = 1
-    else:
-        s.gamma[...] = q.operand("ln_gamma", p["ln_gamma"], 0, s.gamma)
-    if cfg.norm == "layer":
-        s.beta[...] = q.operand("ln_beta", p["ln_beta"], 0, s.beta)
-    else:
-        s.beta[...] = 0
+    _affine(p, q, cfg, s.gamma, s.beta)
     eps, centre = stream.dtype.type(cfg.ln_eps), cfg.norm != "rms"
     if q.scheme.forward.layer_norm == "exact":
         ops.layer_norm_forward(stream, s.gamma, s.beta, eps, s.z, s.xhat, s.rstd, s.var_eps, centre)
@@ -229,6 +222,32 @@ def _norm_forward(
         steps.layer_norm_forward(
             stream, s.gamma, s.beta, eps, s.z, s.xhat, s.var_eps, how, rows, centre
         )
+
+
+def _affine(
+    p: Mapping[str, Array], q: BlockPrecision, cfg: ProxyConfig, gamma: Array, beta: Array
+) -> None:
+    """gamma, beta (d,) as the norm sees them: through their sites, or 1 and 0 if unused."""
+    for site, out, unused in (("ln_gamma", gamma, 1), ("ln_beta", beta, 0)):
+        if cfg.norm == "layer" or (cfg.norm == "rms" and site == "ln_gamma"):
+            out[...] = p[site] if q.ready else q.operand(site, p[site], 0, out)
+        else:
+            out[...] = unused
+
+
+def ready_for_forward(
+    params: Params, cfg: ProxyConfig, precision: Sequence[BlockPrecision], ws: Workspace
+) -> tuple[Params, tuple[BlockPrecision, ...]]:
+    """Parameters rounded once for many forward passes, and the precision that knows it."""
+    how = internal_rounding(precision[0].scheme, ws.stream.dtype)
+    rounded = []
+    for p, q in zip(params, precision, strict=True):
+        gamma, beta = np.empty_like(p["ln_gamma"]), np.empty_like(p["ln_beta"])
+        _affine(p, q, cfg, gamma, beta)
+        w1 = ops.forward_weight(p["w1"], "fc1", q, how, ws.fc1).copy()
+        w2 = ops.forward_weight(p["w2"], "fc2", q, how, ws.fc2).copy()
+        rounded.append({"ln_gamma": gamma, "ln_beta": beta, "w1": w1, "w2": w2, "b2": p["b2"]})
+    return rounded, tuple(replace(q, ready=True) for q in precision)
 
 
 def _norm_backward(
@@ -379,7 +398,7 @@ def loss_and_grads(
     x_, y_ = check_batch(x, y, cfg, real)
     grads = parameter_views(np.empty(parameter_count(cfg), real), cfg)
     precision = precision_of(scheme, cfg.depth, cfg.seed, step)
-    with threadpool_limits(1, "blas"):  # the same bits whatever the number of BLAS threads
+    with one_blas_thread():  # the same bits whatever the number of BLAS threads
         loss = loss_and_grads_into(
             checked, x_, y_, cfg, precision, workspace(cfg, len(x_), real), grads
         )
@@ -397,10 +416,12 @@ def evaluate(
     """Mean squared error on a (large) sample under ``scheme``, in chunks of ``cfg.batch`` rows.
 
     Forward blocks run along features, so chunks do not change what is quantized together (but
-    blocks of several rows, NVFP4's tensor scale and random bits go by chunk).
+    blocks of several rows, NVFP4's tensor scale and random bits go by chunk).  Weights are rounded
+    once, for the forward pass only.
     """
     precision = precision_of(scheme, cfg.depth, cfg.seed, step)
     ws = workspace(cfg, min(cfg.batch, len(x)), x.dtype)
+    params, precision = ready_for_forward(params, cfg, precision, ws)
     total = 0.0
     for start in range(0, len(x), cfg.batch):
         rows = x[start : start + cfg.batch]

@@ -28,7 +28,10 @@ _LN2_HIGH = _F(0.693359375)  # 10 bits: n * _LN2_HIGH is exact for |n| < 2**14
 _LN2_LOW = _F(-2.12194440054690583e-4)
 _ROUND = _F(1.5 * 2.0**23)  # adding and subtracting rounds to a whole number
 _LOWEST = _F(-87.0)  # e**-87 is normal; below, the result stays there (absolute error 2e-38)
+_LOWEST_DOUBLED = _F(-86.0)  # here half of it has to be normal
+_HIGHEST = _F(89.0)  # e**88.73 overflows
 _ONE = _F(1.0)
+_TWO = _F(2.0)
 _HALF = _F(0.5)
 _INV_SQRT_2PI = _F(0.3989422804014327)
 _T = _F(0.3)
@@ -41,12 +44,36 @@ def exp_nonpositive(v: Any) -> Any:
     shifted = v * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (v - n * _LN2_HIGH) - n * _LN2_LOW
+    return (_ONE + (r + r * r * _polynomial(r))) * power_of_two_at(shifted)
+
+
+@kernel
+def _polynomial(r: Any) -> Any:
+    """Q of e^r = 1 + r + r^2 Q(r)."""
     q = _F(1.3814537902241985e-3)
     q = q * r + _F(8.368745320375534e-3)
     q = q * r + _F(4.166839083117191e-2)
     q = q * r + _F(1.6666520396767226e-1)
-    q = q * r + _F(4.999999343189164e-1)
-    return (_ONE + (r + r * r * q)) * power_of_two_at(shifted)
+    return q * r + _F(4.999999343189164e-1)
+
+
+@kernel
+def _exponential_f32(v: Any) -> Any:
+    """e**v for float32; Inf from where it overflows, held at e**-86 below -86; NaN stays NaN."""
+    v = _HIGHEST if v > _HIGHEST else v
+    v = _LOWEST_DOUBLED if v < _LOWEST_DOUBLED else v
+    shifted = v * _LOG2_E + _ROUND
+    n = shifted - _ROUND
+    r = (v - n * _LN2_HIGH) - n * _LN2_LOW
+    q = _polynomial(r)
+    # 2**128 is no float: half of it, doubled, overflows where the product does
+    return (_ONE + (r + r * r * q)) * power_of_two_at(shifted - _ONE) * _TWO
+
+
+@kernel
+def _exponential_f64(v: Any) -> Any:
+    """e**v, float64."""
+    return np.exp(v)
 
 
 @kernel
@@ -89,6 +116,11 @@ def _logistic_f64(u: Any) -> Any:
     return (1.0 if u > 0.0 else e) / (1.0 + e)
 
 
+def exponential(v: Any) -> Any:
+    """e**v in v's float type; callable from kernels only."""
+    raise NotImplementedError("exponential is called from compiled kernels")
+
+
 def normal_cdf_pdf(u: Any) -> Any:
     """(Phi(u), phi(u)) in u's float type; callable from kernels only."""
     raise NotImplementedError("normal_cdf_pdf is called from compiled kernels")
@@ -105,6 +137,16 @@ def _choose_normal_cdf_pdf(u: Any) -> Any:
 
     def implementation(u: Any) -> Any:
         return chosen(u)
+
+    return implementation
+
+
+@overload(exponential, jit_options={"error_model": "numpy"})
+def _choose_exponential(v: Any) -> Any:
+    chosen = _exponential_f32 if v == types.float32 else _exponential_f64
+
+    def implementation(v: Any) -> Any:
+        return chosen(v)
 
     return implementation
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mxsim.jit import kernel
 from mxsim.ops import sum_of
 from mxsim.rounding import rounded_by as _r
-from mxsim.special import logistic
+from mxsim.special import exponential, logistic
 
 Array = NDArray[Any]
 
@@ -153,7 +153,7 @@ def _gelu_forward(u: Any, hidden: Any, slope: Any, constants: Any, how: Any, bac
         x = _r(u[i], how)
         t = _r(_r(x * x, how) * x, how)
         t = _r(linear * _r(_r(cubic * t, how) + x, how), how)
-        cdf = _r(one / _r(_r(np.exp(-t), how) + one, how), how)
+        cdf = _r(one / _r(_r(exponential(-t), how) + one, how), how)
         hidden[i] = _r(x * cdf, how)
         p = _r(cdf * _r(one - cdf, back), back)
         dt = _r(linear + _r(slope_cubic * _r(x * x, back), back), back)
@@ -181,7 +181,7 @@ def _swiglu_forward(
             if gate_how[0] < 0:
                 s = logistic(b)
             else:
-                s = _r(one / _r(_r(np.exp(-b), gate_how) + one, gate_how), gate_how)
+                s = _r(one / _r(_r(exponential(-b), gate_how) + one, gate_how), gate_how)
             silu = _r(b * s, gate_how)
             hidden[i, j] = _r(a * silu, how)
             gate[i, j] = a

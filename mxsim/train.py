@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from mxsim import data
 from mxsim.bias import Probe, ProbePlan, ProbeSeries, blank_series
@@ -39,6 +38,7 @@ from mxsim.proxy import (
     parameter_views,
     workspace,
 )
+from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]
 
@@ -142,7 +142,7 @@ class Training:
         params = self.params
         prober = Probe(self.probe, cfg, self.probes) if self.probe and self.probes else None
         started, before = time.perf_counter(), self.seconds
-        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+        with one_blas_thread(), np.errstate(all="ignore"):
             while self.step < stop and self.bad_step is None:
                 x, y = bench.batches.at(self.step)
                 if prober:
@@ -173,7 +173,7 @@ class Training:
         cfg, params = self.config, self.params
         bad_step, bad_tensor = self.bad_step, self.bad_tensor
         started = time.perf_counter()
-        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+        with one_blas_thread(), np.errstate(all="ignore"):
             x, y = data.held_out(cfg, self._bench.batches.teacher)
             eval_loss = evaluate(params, x, y, cfg, self.scheme, cfg.steps)
             if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
@@ -204,7 +204,7 @@ class Bench:
     def __init__(self, cfg: ProxyConfig, scheme: PrecisionScheme) -> None:
         self.cfg = cfg
         self.precision = precision_of(scheme, cfg.depth, cfg.seed)
-        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+        with one_blas_thread(), np.errstate(all="ignore"):
             self.batches = data.make_batches(cfg, data.make_teacher(cfg, scheme))
         self.ws = workspace(cfg, cfg.batch, cfg.real)
         self.flat_grads = np.empty(parameter_count(cfg), cfg.real)

@@ -218,6 +218,17 @@ def test_six_operands_come_from_high_precision_along_the_contraction_axis() -> N
     np.testing.assert_array_equal(seen["fc1_dgrad_dy"][0], seen["fc1_wgrad_dy"][0])
 
 
+@pytest.mark.parametrize("name", ["exact", "all_e4m3", "paper_code", "nvfp4_recipe", "bf16"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_evaluation_with_weights_rounded_once_is_the_forward_pass(name: str, norm: str) -> None:
+    cfg, params, x, y = problem("gelu", width=40, samples=64, dtype="float32", norm=norm)
+    scheme = mxsim.scheme(name)
+    ws = proxy.workspace(cfg, 64, np.float32)
+    prediction = proxy.forward(params, x, cfg, precision_of(scheme, cfg.depth, 0, 9), ws)
+    loss = float(np.mean((prediction - y).astype(np.float64) ** 2))
+    assert proxy.evaluate(params, x, y, cfg, scheme, 9) == pytest.approx(loss, rel=1e-7)
+
+
 def test_layer_norm_backward_uses_the_quantized_gamma() -> None:
     # One block above a second: the lower block's gradient passes through the upper gamma.
     cfg, params, x, y = problem("gelu", width=8, depth=2)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, ndtr
 
 from mxsim.jit import kernel
-from mxsim.special import exp_nonpositive, logistic, normal_cdf_pdf
+from mxsim.special import exp_nonpositive, exponential, logistic, normal_cdf_pdf
 
 Array = NDArray[Any]
 
@@ -17,6 +17,12 @@ Array = NDArray[Any]
 def _run_exp(v: Any, out: Any) -> None:
     for i in range(v.size):
         out[i] = exp_nonpositive(v[i])
+
+
+@kernel
+def _run_exponential(v: Any, out: Any) -> None:
+    for i in range(v.size):
+        out[i] = exponential(v[i])
 
 
 @kernel
@@ -49,6 +55,21 @@ def test_exp_below_its_range_stays_at_its_lowest_value() -> None:
     _run_exp(v, out)
     assert (out > 0).all()
     assert (out < 2e-38).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exponential_over_its_whole_range(dtype: Any) -> None:
+    v = np.concatenate([dense(-86, 88.722), dense(88.0, 88.722)]).astype(dtype)
+    out = np.empty_like(v)
+    _run_exponential(v, out)
+    true = np.exp(v.astype(np.float64))
+    assert (np.abs(out - true) / np.spacing(true.astype(dtype))).max() <= 1.0
+    ends = np.array([np.inf, 1e30, 800.0, np.nan, -1e30, -np.inf], dtype)
+    out = np.empty_like(ends)
+    _run_exponential(ends, out)
+    assert np.isinf(out[:3]).all()
+    assert np.isnan(out[3])
+    assert (out[4:] < 5e-38).all()
 
 
 def test_normal_distribution_within_its_stated_error() -> None:
