@@ -19,11 +19,19 @@ from rich.table import Table
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
 from mxsim.formats import FORMATS, FloatFormat, choose
-from mxsim.mxarray import QuantizationStats
 from mxsim.philox import Noise
 from mxsim.presets import PRESETS, scheme_of
 from mxsim.quantize import quantize
-from mxsim.report import GAINS, draw_quantization, format_card, load_arrays, tensor_report
+from mxsim.report import (
+    GAINS,
+    draw_quantization,
+    format_card,
+    gain_pattern,
+    load_arrays,
+    number,
+    stats_card,
+    tensor_report,
+)
 from mxsim.single import Single, describe, perform
 
 FormatName = Literal[
@@ -58,19 +66,24 @@ class Quantize:
     seed: int = 0
     """Seed of stochastic rounding."""
     out: Path = Path()
-    """The folder that NAME.FORMAT.npz (codes and scales) and NAME.FORMAT.png go to."""
+    """The folder that NAME.FORMAT.npz (codes and scales) and NAME.FORMAT.png go to; what is not the
+    default is part of the name, as in NAME.FORMAT.rceil.axis0.npz."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a format does to a model's tensors; norm gains on the clamp cliff stand out."""
+    """What a format does to a model's tensors; norm gains on the clamp cliff stand out.
+
+    Floats and integers are read; what else the file holds is listed.
+    """
 
     model: tyro.conf.Positional[Path]
     """A .npz, .npy or .safetensors file."""
     format: FormatName = "mxfp8_e4m3"
     """Block format; blocks run along the last axis."""
     gains: str = GAINS
-    """Regular expression: vectors whose names match are norm-layer gains (biases never are)."""
+    """Regular expression: vectors whose names match are norm-layer gains (biases and running
+    statistics never are)."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,8 @@ class Train:
     """Steps between comparisons with the exact gradient; default a 50th of all, 0 makes none."""
     out: Path = Path("runs")
     """The folder that the run's own folder goes to."""
+    threads: int = 1
+    """Threads of the step's large GEMMs (2 pays from width 256 on); no bit depends on it."""
     dry_run: bool = False
     """Print what would run and how long it should take."""
 
@@ -148,7 +163,9 @@ def _train(command: Train, console: Console) -> int:
         if every < 0:
             raise ValueError(f"probe_every must be at least 0; got {every}")
     chosen = scheme_of(command.scheme)
-    single = Single(command.config, command.scheme, chosen, every, command.out)
+    single = Single(
+        command.config, command.scheme, chosen, every, command.out, threads=command.threads
+    )
     if command.dry_run:
         describe(single, console)
         return 0
@@ -192,31 +209,16 @@ def _scheme(command: Scheme, console: Console) -> None:
         wide.print(table)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3f} %"
-
-
-def stats_rows(stats: QuantizationStats) -> list[tuple[str, str]]:
-    """(label, value) of the statistics, as the tables print them."""
-    return [
-        ("elements", f"{stats.elements:,}"),
-        ("blocks", f"{stats.blocks:,}"),
-        ("elements in NaN blocks, or Inf", f"{stats.nonfinite:,}"),
-        ("elements saturated (before rounding)", _percent(stats.saturated)),
-        ("block maxima saturated", _percent(stats.saturated_blocks)),
-        ("elements flushed to zero", _percent(stats.flushed)),
-        ("relative mean squared error", f"{stats.relative_error:.4g}"),
-        ("effective bits", f"{stats.effective_bits:.2f}"),
-        ("aligned gain - 1 (coherent bias)", f"{stats.gain - 1:+.5f}"),
-    ]
-
-
 def _quantize(command: Quantize, console: Console) -> None:
     if command.file.suffix != ".npy":
         raise ValueError(f"file must be a .npy array; got {command.file}")
-    [(name, x)] = [*load_arrays(command.file)] or [("", np.zeros(0))]
-    if not name:
-        raise ValueError(f"{command.file} holds no real array")
+    there = next(p for p in (command.out, *command.out.parents) if p.exists())
+    if not there.is_dir():
+        raise ValueError(f"out must be a folder; got {command.out}, and {there} is a file")
+    arrays, skipped = load_arrays(command.file)
+    if skipped:
+        raise ValueError(f"{command.file} holds no real array ({', '.join(skipped.values())})")
+    [(name, x)] = arrays.items()
     noise = Noise(command.seed) if command.rounding == "stochastic" else None
     q = quantize(
         x,
@@ -235,13 +237,23 @@ def _quantize(command: Quantize, console: Console) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    for row in stats_rows(q.stats):
+    for row in stats_card(q.stats).items():
         table.add_row(*row)
     table.add_row("bits per element", f"{q.bits_per_element:.3f}")
     console.print(table)
     command.out.mkdir(parents=True, exist_ok=True)
-    stem = command.out / f"{name}.{command.format}"
-    archive, picture = stem.with_name(stem.name + ".npz"), stem.with_name(stem.name + ".png")
+    parts = [name, command.format]  # and what is not the default, so that no run hides another
+    if command.rule not in (None, "floor"):
+        parts.append(str(command.rule))
+    if q.axis != x.ndim - 1:
+        parts.append(f"axis{q.axis}")
+    if command.block_size not in (None, FORMATS[command.format].block_size):
+        parts.append(f"block{command.block_size}")
+    if command.rounding != "even":
+        seed = str(command.seed) if noise and command.seed else ""
+        parts.append(command.rounding + seed)
+    stem = ".".join(parts)
+    archive, picture = command.out / f"{stem}.npz", command.out / f"{stem}.png"
     q.save(archive)
     draw_quantization(x, q, picture)
     console.print(f"codes and scales: {archive}\npicture: {picture}", soft_wrap=True)
@@ -252,12 +264,15 @@ def _report(command: Report, console: Console) -> None:
     if nv:
         raise ValueError(f"report compares E8M0 scale rules; {command.format} has its own scales")
     rules = ("floor", "rceil")
+    gain_pattern(command.gains)  # refused before anything is read
+    arrays, skipped = load_arrays(command.model)
+    if not arrays:
+        reasons = ", ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise ValueError(f"{command.model} holds no real arrays ({reasons or 'it is empty'})")
     reports = [
         tensor_report(name, array, command.format, rules, command.gains)
-        for name, array in load_arrays(command.model)
+        for name, array in arrays.items()
     ]
-    if not reports:
-        raise ValueError(f"{command.model} holds no real arrays")
     table = Table(
         title=f"{command.model.name} in {command.format}, blocks of "
         f"{FORMATS[command.format].block_size} along the last axis",
@@ -272,11 +287,28 @@ def _report(command: Report, console: Console) -> None:
         cells = []
         for rule in rules:
             s = each.by_rule[rule]
-            cells += [f"{100 * s.saturated:.2f}", f"{s.effective_bits:.2f}", f"{s.gain - 1:+.4f}"]
+            cells += [
+                f"{100 * s.saturated:.2f}",
+                number(s.effective_bits, "z.2f"),
+                number(s.gain - 1, "+z.4f"),
+            ]
         style = "bold yellow" if each.gain and each.by_rule["floor"].saturated > 0.5 else None
         label = f"{each.name} *" if each.gain else each.name
+        if each.by_rule["floor"].nonfinite:
+            label, style = f"{label} !", "bold red"
         table.add_row(label, "x".join(map(str, each.shape)) or "scalar", *cells, style=style)
     console.print(table)
+    for each in reports:
+        s = each.by_rule["floor"]
+        if s.nonfinite:
+            console.print(
+                f"! {each.name}: non-finite, {s.nonfinite:,} of {s.elements:,} elements are in NaN "
+                "blocks; the numbers are about the others",
+                markup=False,
+            )
+    for reason in dict.fromkeys(skipped.values()):
+        names = ", ".join(name for name, why in skipped.items() if why == reason)
+        console.print(f"skipped ({reason}): {names}", markup=False)
     on_cliff = [r for r in reports if r.gain and r.by_rule["floor"].saturated > 0.5]
     gains = sum(r.gain for r in reports)
     console.print(

@@ -56,7 +56,8 @@ class QuantizationStats:
     - gain: aligned gain <x, q> / <x, x> (1 for all zeros); gain - 1 is the coherent bias.
     - effective_bits: -log2(relative_error) / 2, Inf without error.
 
-    Where not one element counts (all in NaN blocks, or none at all) these three are NaN.
+    Where not one element counts (all are in NaN blocks, or Inf) these three are NaN; an empty array
+    is as one of zeros.
     """
 
     elements: int
@@ -76,7 +77,7 @@ class QuantizationStats:
         finite = elements - bad
         error, gain = (ee / xx, xq / xx) if xx > 0 else (0.0, 1.0)
         bits = 0.0 - 0.5 * math.log2(error) if error > 0 else math.inf  # 0.0 -: never -0.0
-        if not finite:
+        if elements and not finite:
             error = gain = bits = math.nan
         return cls(
             elements=elements,

@@ -20,6 +20,7 @@ from mxsim.jit import kernel
 from mxsim.precision import BlockPrecision
 from mxsim.quantize import NO_RANDOM
 from mxsim.special import logistic, normal_cdf_pdf
+from mxsim.threads import Dot, dot
 
 Array = NDArray[Any]
 Rounding = tuple[int, Any]  # (mode, spec) of rounding.round_float
@@ -32,7 +33,8 @@ Rounding = tuple[int, Any]  # (mode, spec) of rounding.round_float
 class LinearScratch:
     """Where the rounded copies of a linear map's operands go: x (n, i), w (o, i), dy (n, o).
 
-    ``*_in`` hold what is done before an operand's site: rounding to bf16, rotation.
+    ``*_in`` hold what is done before an operand's site: rounding to bf16, rotation.  ``dot`` is the
+    GEMM.
     """
 
     x: Array
@@ -41,6 +43,7 @@ class LinearScratch:
     x_in: Array
     w_in: Array
     dy_in: Array
+    dot: Dot = dot
 
 
 def rounded(x: Array, out: Array, step: str, how: Rounding) -> Array:
@@ -71,7 +74,7 @@ def linear_forward(
     x = rounded(x, scratch.x_in, steps.gemm_in, how)
     xq = precision.operand(f"{layer}_fprop_x", x, 1, scratch.x)
     wq = w if precision.ready else forward_weight(w, layer, precision, how, scratch)
-    np.dot(xq, wq.T, out=y)
+    scratch.dot(xq, wq.T, y)
     round_in_place(y, steps.gemm_out, how)
 
 
@@ -106,7 +109,7 @@ def linear_backward(
         spare = scratch.w_in if w is scratch.w else scratch.w
         dyq = precision.operand(f"{layer}_dgrad_dy", dy, 1, scratch.dy)
         wq = precision.operand(f"{layer}_dgrad_w", w, 0, spare)
-        np.dot(dyq, wq, out=dx)
+        scratch.dot(dyq, wq, dx)
         round_in_place(dx, steps.gemm_out, how)
     # y = x w^T  ->  dw = dy^T x, contracts over n
     x = _backward_operand(x, f"{layer}_fprop_x", precision, how, scratch.x_in, scratch.x)
@@ -118,7 +121,7 @@ def linear_backward(
     spare = scratch.x_in if x is scratch.x else scratch.x
     dyq = precision.operand(f"{layer}_wgrad_dy", dy, 0, scratch.dy)
     xq = precision.operand(f"{layer}_wgrad_x", x, 0, spare)
-    np.dot(dyq.T, xq, out=dw)
+    scratch.dot(dyq.T, xq, dw)
     round_in_place(dw, steps.gemm_out, how)
 
 

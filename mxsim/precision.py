@@ -43,10 +43,10 @@ DETERMINISTIC = tuple(r for r in ROUNDINGS if r != "stochastic")
 class SiteFormat:
     """What happens to one operand: a format name, with scale rule, rounding and block size.
 
-    ``exact`` leaves the operand alone; ``bf16`` and ``fp16`` round each element.  ``block_size`` is
-    an int along the contraction axis, a pair (rows, columns) over the operand as it is stored, or
-    ``"tensor"``; None is the format's own.  Settings without effect on the format are reset to
-    their defaults, so that equal arithmetic compares equal.
+    ``exact`` leaves the operand alone; ``bf16``, ``fp16`` and ``fp32`` round each element.
+    ``block_size`` is an int along the contraction axis, a pair (rows, columns) over the operand as
+    it is stored, or ``"tensor"``; None is the format's own.  Settings without effect on the format
+    are reset to their defaults, so that equal arithmetic compares equal.
     Raises ValueError or TypeError naming the value and what is allowed.
     """
 

@@ -24,7 +24,7 @@ from mxsim.precision import (
     precision_of,
 )
 from mxsim.rounding import NOT_AT_ALL
-from mxsim.threads import one_blas_thread
+from mxsim.threads import Dot, dot, one_blas_thread
 
 Array = NDArray[Any]
 Params = list[dict[str, Array]]
@@ -129,8 +129,8 @@ class Workspace:
     fc2: ops.LinearScratch
 
 
-def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
-    """Allocate the buffers for ``samples`` rows in dtype ``real``."""
+def workspace(cfg: ProxyConfig, samples: int, real: Any, dot: Dot = dot) -> Workspace:
+    """Allocate the buffers for ``samples`` rows in dtype ``real``; ``dot`` does the GEMMs."""
     d, h = cfg.width, cfg.hidden
     shapes = parameter_shapes(cfg)
     rows = shapes["w1"][0]
@@ -140,7 +140,13 @@ def workspace(cfg: ProxyConfig, samples: int, real: Any) -> Workspace:
 
     def scratch(n: int, o: int, i: int) -> ops.LinearScratch:
         return ops.LinearScratch(
-            x=new(n, i), w=new(o, i), dy=new(n, o), x_in=new(n, i), w_in=new(o, i), dy_in=new(n, o)
+            x=new(n, i),
+            w=new(o, i),
+            dy=new(n, o),
+            x_in=new(n, i),
+            w_in=new(o, i),
+            dy_in=new(n, o),
+            dot=dot,
         )
 
     return Workspace(

@@ -302,7 +302,7 @@ def _check_finite(given: Array, x: Array) -> None:
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         value = given[index]
-        beyond = ", which overflows float32" if np.isfinite(value) else ""
+        beyond = ", which overflows NVFP4's float32" if np.isfinite(value) else ""
         raise ValueError(
             f"x must be finite with nonfinite='raise'; got {value} at index {index}{beyond}"
         )

@@ -5,8 +5,9 @@ Numbers and figures only; printing and arguments are in cli.py.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,33 +22,74 @@ from mxsim.quantize import quantize
 
 Array = NDArray[Any]
 
-GAINS = r"(norm|ln_?\w*)[^/]*?(weight|gamma|scale|gain|g)?$"
-_BIASES = re.compile(r"(bias|beta)$", re.IGNORECASE)
+# A word that ends in norm, or ln (layernorm, rms_norm, norms.0, ln_1, ...); then weight, gamma, ...
+# as the last word, with a qualifier and indices between at most, or nothing; or gamma itself.
+GAINS = (
+    r"(norm(s|alization)?|(?<![a-z])ln)"
+    r"(\d*(_\w+)?([./]\d+)*[._/-](weight|gamma|scale|gain|g)|_?\d*|_f)$"
+    r"|(?<![a-z])gamma\d*$"
+)
+_NEVER_GAINS = re.compile(r"(bias|beta|(?<![a-z])b)$|(?<![a-z])running_\w*$", re.IGNORECASE)
 
 
-def load_arrays(path: Path) -> Iterator[tuple[str, Array]]:
-    """(name, array) of every real array in an .npz, .npy or .safetensors file.
+def load_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """(arrays, skipped) of an .npz, .npy or .safetensors file, by name.
 
+    arrays: all that ``quantize`` takes, floats and integers; skipped: why each other is not there.
     safetensors needs the package of that name (``pip install mxsim[safetensors]``).
-    Raises ValueError for another suffix or a file that cannot be read.
+    Raises ValueError for another suffix, a file that cannot be read or one that MXArray.save wrote.
     """
     if path.suffix == ".safetensors":
-        yield from _load_safetensors(path)
-        return
-    if path.suffix not in (".npz", ".npy"):
+        members = _safetensors_members(path)
+    elif path.suffix in (".npz", ".npy"):
+        members = _numpy_members(path)
+    else:
         raise ValueError(f"file must be .npz, .npy or .safetensors; got {path}")
+    skipped = {name: reason for name, a in members.items() if (reason := _why_not(a))}
+    arrays = {name: a for name, a in members.items() if name not in skipped}
+    return arrays, skipped  # type: ignore[return-value]
+
+
+def _why_not(member: Array | str) -> str:
+    """Why ``quantize`` would not take it, or nothing; a reason given already stays."""
+    if isinstance(member, str):
+        return member
     try:
-        with open(path, "rb") as stream:
-            loaded = np.load(stream, allow_pickle=False)
-            arrays = {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except FileNotFoundError:
+        as_real(member)
+    except TypeError:
+        return f"dtype {member.dtype}"
+    except ValueError as error:  # an integer that float64 cannot hold
+        return str(error)
+    return ""
+
+
+def _numpy_members(path: Path) -> dict[str, Array | str]:
+    with open(path, "rb") as stream:
+        try:
+            loaded = open_numpy(stream)
+            if isinstance(loaded, np.ndarray):
+                return {path.stem: loaded}
+            members = {name: _npz_member(loaded, name) for name in loaded.files}
+        except Exception as error:  # zipfile, zlib and numpy raise many kinds for damaged files
+            raise ValueError(f"{path} cannot be read as arrays ({numpy_reason(error)})") from error
+    if set(members) == set(FILE_MEMBERS):
+        raise ValueError(
+            f"{path} holds one quantized array, its codes and scales, not tensors "
+            "(mxsim.MXArray.load reads it)"
+        )
+    return members
+
+
+def _npz_member(archive: Any, name: str) -> Array | str:
+    try:
+        return np.asarray(archive[name])
+    except ValueError as error:
+        if "pickle" in str(error):
+            return numpy_reason(error)
         raise
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds for damaged files
-        raise ValueError(f"{path} cannot be read as arrays ({error})") from error
-    yield from ((name, a) for name, a in arrays.items() if a.dtype.kind in "fiu")
 
 
-def _load_safetensors(path: Path) -> Iterator[tuple[str, Array]]:
+def _safetensors_members(path: Path) -> dict[str, Array | str]:
     try:
         import ml_dtypes
         from safetensors import deserialize
@@ -55,25 +97,40 @@ def _load_safetensors(path: Path) -> Iterator[tuple[str, Array]]:
         raise ImportError(
             "reading .safetensors needs two packages: pip install 'mxsim[safetensors]'"
         ) from None
-    names = {"F64": "float64", "F32": "float32", "F16": "float16"}
+    kinds: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "BOOL": bool, "C64": "complex64"}
+    for letter, word in (("F", "float"), ("I", "int"), ("U", "uint")):
+        kinds |= {f"{letter}{bits}": f"{word}{bits}" for bits in (8, 16, 32, 64)}
+    content = path.read_bytes()
     try:
-        tensors: Any = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-    except FileNotFoundError:
-        raise
+        tensors: Any = deserialize(content)  # type: ignore[no-untyped-call]
     except Exception as error:  # safetensors has its own exception type
         raise ValueError(f"{path} cannot be read as safetensors ({error})") from error
+    members: dict[str, Array | str] = {}
     for name, tensor in sorted(tensors):
-        kind: Any = ml_dtypes.bfloat16 if tensor["dtype"] == "BF16" else names.get(tensor["dtype"])
+        kind = kinds.get(tensor["dtype"])
+        members[name] = f"dtype {tensor['dtype']}"
         if kind is not None:
-            yield name, np.frombuffer(tensor["data"], np.dtype(kind)).reshape(tensor["shape"])
+            members[name] = np.frombuffer(tensor["data"], kind).reshape(tensor["shape"])
+    return members
+
+
+def gain_pattern(pattern: str) -> re.Pattern[str]:
+    """The compiled ``pattern``, whatever the case of letters; ValueError if it is none."""
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"gains must be a regular expression; got {pattern!r} ({error})") from None
 
 
 def is_gain(name: str, array: Array, pattern: str = GAINS) -> bool:
-    """Whether an array looks like a norm layer's gain: a vector, by its name, and not a bias."""
+    """Whether an array looks like a norm layer's gain: a vector, by its name.
+
+    Biases and running statistics never are, whatever the ``pattern``.
+    """
     return (
         array.ndim == 1
-        and re.search(pattern, name, re.IGNORECASE) is not None
-        and _BIASES.search(name) is None
+        and gain_pattern(pattern).search(name) is not None
+        and _NEVER_GAINS.search(name) is None
     )
 
 
@@ -98,6 +155,26 @@ def tensor_report(
         assert stats is not None
         by_rule[rule] = stats
     return TensorReport(name, array.shape, is_gain(name, array, pattern), by_rule)
+
+
+def number(value: float, spec: str) -> str:
+    """``format`` without a sign before nan."""
+    return "nan" if math.isnan(value) else format(value, spec)
+
+
+def stats_card(stats: QuantizationStats) -> dict[str, str]:
+    """The statistics of a quantization, by label, as text."""
+    return {
+        "elements": f"{stats.elements:,}",
+        "blocks": f"{stats.blocks:,}",
+        "elements in NaN blocks, or Inf": f"{stats.nonfinite:,}",
+        "elements saturated (before rounding)": f"{100 * stats.saturated:.3f} %",
+        "block maxima saturated": f"{100 * stats.saturated_blocks:.3f} %",
+        "elements flushed to zero": f"{100 * stats.flushed:.3f} %",
+        "relative mean squared error": number(stats.relative_error, ".4g"),
+        "effective bits": number(stats.effective_bits, "z.2f"),
+        "aligned gain - 1 (coherent bias)": number(stats.gain - 1, "+z.5f"),
+    }
 
 
 def format_card(form: BlockFormat) -> dict[str, str]:
@@ -134,6 +211,7 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     values = np.abs(q.format.element.values[q.codes].ravel())
     source = np.asarray(x, np.float64).ravel()
@@ -149,8 +227,10 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
     magnitude = np.abs(source[usable])
     error = np.abs(back[usable] - source[usable]) / magnitude
     if magnitude.size:
-        _error_by_magnitude(right, magnitude, error)
-    right.set_xscale("log", base=2)
+        _error_by_magnitude(right, np.log2(magnitude), error)
+    # not a logarithmic axis: its margins leave the range of float64 where |x| is near the end
+    right.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    right.xaxis.set_major_formatter(lambda exponent, _: f"$2^{{{exponent:g}}}$")
     right.set_xlabel("|x|")
     right.set_ylabel("relative error")
     right.set_ylim(bottom=0)
@@ -162,16 +242,16 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
     return out
 
 
-def _error_by_magnitude(axis: Any, magnitude: Array, error: Array) -> None:
-    """Median and 10-90 % of the error in eighth-binade bins."""
-    bins = np.floor(8 * np.log2(magnitude)).astype(int)
+def _error_by_magnitude(axis: Any, exponent: Array, error: Array) -> None:
+    """Median and 10-90 % of the error in eighth-binade bins of log2 |x|."""
+    bins = np.floor(8 * exponent).astype(int)
     order = np.argsort(bins, kind="stable")
     edges = np.flatnonzero(np.diff(bins[order])) + 1
     groups = [g for g in np.split(order, edges) if g.size >= 5]
     if not groups:
-        axis.plot(magnitude, error, ".", color="#D55E00", markersize=3)
+        axis.plot(exponent, error, ".", color="#D55E00", markersize=3)
         return
-    centre = np.array([2.0 ** ((bins[g[0]] + 0.5) / 8) for g in groups])
+    centre = np.array([(bins[g[0]] + 0.5) / 8 for g in groups])
     low, middle, high = np.array([np.quantile(error[g], (0.1, 0.5, 0.9)) for g in groups]).T
     axis.fill_between(centre, low, high, alpha=0.25, linewidth=0, color="#D55E00", label="10-90 %")
     axis.plot(centre, middle, color="#D55E00", linewidth=1.1, label="median")

@@ -42,6 +42,7 @@ class Single:
     probe_every: int
     folder: Path
     save_every: float = 60.0
+    threads: int = 1
 
     @property
     def point(self) -> Point:
@@ -110,22 +111,28 @@ def _begin(single: Single, checkpoint: Path, console: Console) -> Training:
     try:
         training = load_checkpoint(checkpoint)
     except FileNotFoundError:
-        return start(point.config, point.scheme, probe=point.probe, rule=point.rule)
+        return _start(single)
     except DamagedResult as error:
         console.print(f"{error}: starting over", highlight=False, soft_wrap=True)
-        return start(point.config, point.scheme, probe=point.probe, rule=point.rule)
+        return _start(single)
     if (training.config, training.scheme, training.probe) != (
         point.config,
         point.scheme,
         point.probe,
     ):
         raise ValueError(f"{checkpoint} holds another run; remove it, or choose another --out")
+    training.threads = single.threads
     console.print(
         f"going on from step {training.step} of {training.config.steps} ({checkpoint})",
         highlight=False,
         soft_wrap=True,
     )
     return training
+
+
+def _start(single: Single) -> Training:
+    p = single.point
+    return start(p.config, p.scheme, probe=p.probe, rule=p.rule, threads=single.threads)
 
 
 def _advance(training: Training, checkpoint: Path, save_every: float, console: Console) -> None:

@@ -1,11 +1,26 @@
-"""One BLAS thread, so that sums run in one order: the same bits on any machine's core count."""
+"""Threads: one for BLAS, so that sums run in one order, and a dot product on several all the same.
+
+A GEMM is cut by rows of its result.  No sum crosses a cut, so the parts have the bits of the whole
+as long as BLAS adds up in an order that does not depend on the number of rows; OpenBLAS does, and
+``same_bits`` finds out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
+
+Array = NDArray[Any]
+Dot = Callable[[Array, Array, Array], None]  # a (m, k), b (k, n), out (m, n)
+
+SMALLEST = 2**24  # multiplications below which a second thread costs more than it gives
 
 
 @lru_cache(maxsize=1)
@@ -17,3 +32,44 @@ def one_blas_thread() -> AbstractContextManager[object]:
     """A context in which NumPy's BLAS runs on one thread."""
     limited: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
     return limited
+
+
+def dot(a: Array, b: Array, out: Array) -> None:
+    """out = a b on the calling thread."""
+    np.dot(a, b, out=out)
+
+
+def threaded_dot(threads: int) -> Dot:
+    """out = a b, large ones on ``threads`` Python threads (NumPy lets go of the GIL)."""
+    if threads == 1:
+        return dot
+    pool = ThreadPoolExecutor(threads - 1)
+
+    def run(a: Array, b: Array, out: Array) -> None:
+        rows = len(a)
+        if rows * a.shape[1] * b.shape[1] < SMALLEST:
+            np.dot(a, b, out=out)
+            return
+        step = -(-rows // threads)
+        parts = [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+        others = [pool.submit(np.dot, a[part], b, out[part]) for part in parts[1:]]
+        np.dot(a[parts[0]], b, out=out[parts[0]])
+        for other in others:
+            other.result()
+
+    return run
+
+
+def same_bits(candidate: Dot, shapes: Iterable[tuple[int, int, int]], real: Any) -> bool:
+    """Whether ``candidate`` computes what ``dot`` does for (m, k, n), plain and transposed."""
+    rng = np.random.default_rng(0)
+    for m, k, n in shapes:
+        a, b = rng.standard_normal((m, k)).astype(real), rng.standard_normal((k, n)).astype(real)
+        for left in (a, np.ascontiguousarray(a.T).T):
+            for right in (b, np.ascontiguousarray(b.T).T):
+                whole, parts = np.empty((m, n), real), np.empty((m, n), real)
+                dot(left, right, whole)
+                candidate(left, right, parts)
+                if whole.tobytes() != parts.tobytes():
+                    return False
+    return True

@@ -10,6 +10,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +36,11 @@ from mxsim.proxy import (
     evaluate,
     loss_and_grads_into,
     parameter_count,
+    parameter_shapes,
     parameter_views,
     workspace,
 )
-from mxsim.threads import one_blas_thread
+from mxsim.threads import Dot, dot, one_blas_thread, same_bits, threaded_dot
 
 Array = NDArray[Any]
 
@@ -105,6 +107,7 @@ class Training:
     bad_step: int | None = None
     bad_tensor: str | None = None
     seconds: float = 0.0
+    threads: int = 1  # of this process; the bits are the same for any number
 
     @property
     def params(self) -> Params:
@@ -118,7 +121,7 @@ class Training:
 
     @cached_property
     def _bench(self) -> Bench:
-        return Bench(self.config, self.scheme)
+        return Bench(self.config, self.scheme, self.threads)
 
     @property
     def last_gradient(self) -> Array:
@@ -201,12 +204,12 @@ class Training:
 class Bench:
     """What a run in progress works with and can make again: data, buffers, prepared rounding."""
 
-    def __init__(self, cfg: ProxyConfig, scheme: PrecisionScheme) -> None:
+    def __init__(self, cfg: ProxyConfig, scheme: PrecisionScheme, threads: int) -> None:
         self.cfg = cfg
         self.precision = precision_of(scheme, cfg.depth, cfg.seed)
         with one_blas_thread(), np.errstate(all="ignore"):
             self.batches = data.make_batches(cfg, data.make_teacher(cfg, scheme))
-        self.ws = workspace(cfg, cfg.batch, cfg.real)
+        self.ws = workspace(cfg, cfg.batch, cfg.real, _dot_on(threads, cfg))
         self.flat_grads = np.empty(parameter_count(cfg), cfg.real)
         self.grads = parameter_views(self.flat_grads, cfg)
 
@@ -216,15 +219,39 @@ class Bench:
         return loss_and_grads_into(params, x, y, self.cfg, precision, self.ws, self.grads)
 
 
+def _dot_on(threads: int, cfg: ProxyConfig) -> Dot:
+    """GEMMs on ``threads`` threads; on one, with a warning, where BLAS would give other bits."""
+    if threads == 1:
+        return dot
+    parallel = threaded_dot(threads)
+    n, d, h = cfg.batch, cfg.width, parameter_shapes(cfg)["w1"][0]
+    shapes = [(n, d, h), (n, h, d), (d, n, h), (h, n, d)]
+    with one_blas_thread():
+        if same_bits(parallel, shapes, cfg.real):
+            return parallel
+    warnings.warn(
+        f"this BLAS gives other bits when a GEMM is cut for {threads} threads: running on one",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return dot
+
+
 def start(
     cfg: ProxyConfig,
     scheme: PrecisionScheme,
     *,
     probe: ProbePlan | None = None,
     rule: DivergenceRule | None = None,
+    threads: int = 1,
 ) -> Training:
-    """A run before its first step: initial weights (rounded if the scheme's masters are bf16)."""
+    """A run before its first step: initial weights (rounded if the scheme's masters are bf16).
+
+    threads: how many do a step's large GEMMs (pays from width 256 on); no bit depends on it.
+    """
     check_config(cfg)
+    if as_integer("threads", threads, "an integer of at least 1") < 1:
+        raise ValueError(f"threads must be at least 1; got {threads}")
     precision_of(scheme, cfg.depth)  # refuses what does not fit
     size = parameter_count(cfg)
     flat = np.empty(size, cfg.real)
@@ -243,6 +270,7 @@ def start(
         losses=np.full(cfg.steps, np.nan),
         grad_norms=np.full(cfg.steps, np.nan),
         probes=blank_series(probe, cfg) if probe else None,
+        threads=threads,
     )
 
 
@@ -253,16 +281,19 @@ def train(
     probe: ProbePlan | None = None,
     rule: DivergenceRule | None = None,
     on_step: Callable[[int, float], None] | None = None,
+    threads: int = 1,
 ) -> Run:
     """Train a student from its initial weights for ``cfg.steps`` steps.
 
     probe: same-point gradient comparisons along the way; they do not change the run.
     on_step: called with (step, loss) after each step.
+    threads: as for ``start``.
     A run that meets a NaN or Inf stops there with status ``nonfinite``; its parameters are those
     before the step that failed.  Same arguments, same bits, whatever the number of threads, and
     whether in one go or stopped, saved and taken up again (``start``, checkpoint.py).
     """
-    return start(cfg, scheme, probe=probe, rule=rule).advance(on_step=on_step).finish()
+    training = start(cfg, scheme, probe=probe, rule=rule, threads=threads)
+    return training.advance(on_step=on_step).finish()
 
 
 @contextmanager

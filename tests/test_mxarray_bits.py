@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -51,7 +52,8 @@ def test_six_bits_four_to_three_bytes_the_first_one_low() -> None:
 
 def test_eight_bits_are_themselves() -> None:
     for fmt in ("mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "mxint8_asymmetric"):
-        assert from_codes([0, 1, 0x7E, 0x80, 0xFE], fmt).pack().tolist() == [0, 1, 0x7E, 0x80, 0xFE]
+        codes = [0, 1, 0x7E, 0x81 if fmt == "mxint8" else 0x80, 0xFE]
+        assert from_codes(codes, fmt).pack().tolist() == codes
 
 
 def by_definition(codes: Array, bits: int) -> list[int]:
@@ -75,6 +77,8 @@ def by_definition(codes: Array, bits: int) -> list[int]:
 def test_packing_and_unpacking_at_odd_sizes(element: Element, shape: tuple[int, ...]) -> None:
     # 2, 3, 4, 5, 6, 7 and 8 bits
     codes = np.random.default_rng(41).integers(0, 2**element.bits, shape, np.uint8)
+    if element.specials == "symmetric":
+        codes[codes == element.sign_bit] = 0  # the most negative is not one of its codes
     fmt = block_format(element, 4)
     scales = np.full((*shape[:-1], -(-shape[-1] // 4)), 130)
     q = mxsim.MXArray.from_bits(codes, scales, fmt)
@@ -136,8 +140,9 @@ def witness_values(codes: Array, fmt: str) -> Array:
 @each_name
 def test_every_code_under_every_scale_decodes_as_in_ml_dtypes(fmt: str) -> None:
     codes = np.arange(2 ** BITS[fmt], dtype=np.uint8)
-    codes = np.tile(codes[None, :], (256, 1))
-    bytes_ = np.arange(256, dtype=np.uint8)[:, None]
+    codes = codes[(codes != 0x80) | (fmt != "mxint8")]
+    bytes_ = np.arange(128 if fmt == "nvfp4" else 256, dtype=np.uint8)[:, None]
+    codes = np.tile(codes[None, :], (bytes_.size, 1))
     tensor_scale = 0.7 if fmt == "nvfp4" else None
     q = mxsim.MXArray.from_bits(codes, bytes_, fmt, -1, codes.shape[1], tensor_scale)
     values = witness_values(codes, fmt)
@@ -182,6 +187,8 @@ def test_to_ml_dtypes_of_what_it_lacks() -> None:
 @each_name
 def test_codes_may_be_any_integers_in_range(fmt: str) -> None:
     codes = np.arange(2 ** BITS[fmt]).reshape(2, -1)
+    if fmt == "mxint8":
+        codes[1, 0] = 0  # for 0x80, which it does not have
     tensor_scale = 1 if fmt == "nvfp4" else None
     for kind in (np.int16, np.uint64, np.int64):
         q = mxsim.MXArray.from_bits(
@@ -236,3 +243,63 @@ def test_a_bfloat16_is_not_rounded_through_float32() -> None:
         -1 * 2.0**-24,
         2.0**-24,
     ]
+
+
+# ------------------------------------------------------------------- codes that a format lacks
+
+
+def test_special_codes_of_elements_are_codes() -> None:
+    nan = math.nan
+    e4m3 = from_codes([0x7F, 0xFF, 0x7E, 0x38], "mxfp8_e4m3").dequantize()
+    np.testing.assert_array_equal(e4m3, [nan, nan, 448, 1])
+    e5m2 = from_codes([0x7C, 0xFC, 0x7D, 0x7F, 0xFF, 0x7B], "mxfp8_e5m2").dequantize()
+    np.testing.assert_array_equal(e5m2, [math.inf, -math.inf, nan, nan, nan, 57344])
+    assert from_codes([0x80, 0x81], "mxint8_asymmetric").dequantize().tolist() == [-2, -127 / 64]
+
+
+@pytest.mark.parametrize("man_bits", range(7))
+def test_the_most_negative_code_of_a_symmetric_integer(man_bits: int) -> None:
+    symmetric, asymmetric = (
+        mxsim.BlockFormat("mine", mxsim.IntFormat(man_bits, each)) for each in (True, False)
+    )
+    lowest = 1 << (man_bits + 1)
+    for codes in ([lowest], [0, lowest, 1]):
+        with pytest.raises(ValueError, match=rf"codes must not be {lowest:#x}.*symmetric mine"):
+            mxsim.MXArray.from_bits(codes, [127], symmetric)
+        mxsim.MXArray.from_bits(codes, [127], asymmetric)
+        packed = mxsim.MXArray.from_bits(codes, [127], asymmetric).pack()
+        with pytest.raises(ValueError, match=f"codes must not be {lowest:#x}"):
+            mxsim.MXArray.unpack(packed, (len(codes),), [127], symmetric)
+    mxsim.MXArray.from_bits([lowest - 1, lowest + 1], [127], symmetric)
+
+
+@pytest.mark.parametrize("scale", [0x80, 0x81, 0xB8, 0xFE, 0xFF])
+def test_nvfp4_scales_have_no_sign(scale: int) -> None:
+    words = rf"scales must be.*0\.\.0x7f.*nvfp4; got {scale:#x}"
+    with pytest.raises(ValueError, match=words):
+        mxsim.MXArray.from_bits([0] * 32, [0x38, scale], "nvfp4", tensor_scale=1.0)
+    with pytest.raises(ValueError, match=words):
+        mxsim.MXArray.unpack([0] * 16, (32,), [scale, 0x7F], "nvfp4", tensor_scale=1.0)
+    nan = mxsim.MXArray.from_bits([0] * 32, [0x38, 0x7F], "nvfp4", tensor_scale=1.0)
+    assert np.isnan(nan.dequantize()[16:]).all()  # NaN is a scale
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape", "used"),
+    [("mxfp4_e2m1", (3,), 4), ("mxfp6_e3m2", (3,), 2), ("mxfp6_e2m3", (1, 2), 4), ("nvfp4", 1, 4)],
+)
+def test_padding_is_zero(fmt: str, shape: Any, used: int) -> None:
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    codes = np.ones(shape, np.uint8)
+    scale = 1.0 if fmt == "nvfp4" else None
+    q = mxsim.MXArray.from_bits(codes, np.full((1,) * codes.ndim, 9), fmt, tensor_scale=scale)
+    packed = q.pack()
+    for bit in range(used, 8):
+        bad = packed.copy()
+        bad[-1] |= 1 << bit
+        with pytest.raises(
+            ValueError, match=rf"packed must end in zeros.*{used} bits.*{bad[-1]:#x}"
+        ):
+            mxsim.MXArray.unpack(bad, shape, q.scales, fmt, tensor_scale=scale)
+    back = mxsim.MXArray.unpack(packed, shape, q.scales, fmt, tensor_scale=scale)
+    assert_same_bits(back.codes, codes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import zipfile
 import zlib
@@ -299,6 +300,7 @@ WRONG: dict[str, list[Any]] = {  # of a (3, 32) array in blocks of 16 along axis
         [-16],
         [15],
         [32],
+        [33],
         [16, 16],
         ["16"],
         [16.0],
@@ -394,3 +396,110 @@ def test_a_format_without_a_name_cannot_be_saved(tmp_path: Path, element: Any) -
     with pytest.raises(ValueError, match=r"mxsim\.FORMATS"):
         q.save(tmp_path / "q")
     assert not (tmp_path / "q").exists()
+
+
+# ------------------------------------------------------------------------------ what errors say
+
+
+def reason(path: Path) -> str:
+    """Why a file is refused: what comes after its name."""
+    with pytest.raises(ValueError, match="is not a whole mxsim array file") as caught:
+        mxsim.MXArray.load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path} ")
+    assert "pickle" not in message
+    return message.split(": ", 1)[1]
+
+
+@pytest.mark.parametrize("path", [None, 3, True, 1.5, b"q", ["q"]], ids=str)
+def test_what_is_no_path(path: Any) -> None:
+    q = mxsim.quantize(np.ones(32), "mxint8")
+    for call in (mxsim.MXArray.load, q.save):
+        with pytest.raises(TypeError, match="path must be a string or a path; got") as caught:
+            call(path)
+        assert str(caught.value).endswith(repr(path))
+
+
+def test_a_file_descriptor_is_left_open(tmp_path: Path) -> None:
+    q = saved(tmp_path / "q")
+    with open(tmp_path / "q", "r+b") as file:
+        for call in (mxsim.MXArray.load, q.save):
+            with pytest.raises(TypeError, match="path"):
+                call(file.fileno())  # type: ignore[arg-type]
+        os.fstat(file.fileno())  # raises if it was closed
+    assert_same_array(mxsim.MXArray.load(tmp_path / "q"), q)  # nor was it written to
+
+
+def test_why_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    for content in (b"", b"some text, no array", b"\x80\x04K\x01."):
+        path.write_bytes(content)
+        assert reason(path) == "it is neither a .npy nor a .npz file"
+    with open(path, "wb") as file:
+        np.save(file, np.arange(9))
+    assert reason(path) == "it is a .npy file, one plain array"
+    with open(path, "wb") as file:
+        np.save(file, np.array([None, {}], object), allow_pickle=True)
+    assert reason(path) == "it holds Python objects"
+    with open(path, "wb") as file:
+        np.savez(file, weight=np.ones(3), scales=np.ones(3))
+    assert reason(path) == "it has no header, elements; it has weight, scales"
+    with open(path, "wb") as file:
+        np.savez(file, header=np.array({"mxsim": 1}, object), elements=[1], scales=[1])
+    assert reason(path) == "it holds Python objects"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tensor_scale": ...}, ["lacks", "tensor_scale"]),
+        ({"axes": ..., "sizes": ...}, ["lacks", "axes, sizes"]),
+        ({"mxsim": ...}, ["header", "file version"]),
+        ({"comment": "mine"}, ["unknown", "comment"]),
+        ({"mxsim": 2}, ["file version", "1", "2"]),
+        ({"axes": [2]}, ["axes", "(3, 32)", "[2]"]),
+        ({"axes": [1, 1]}, ["axes", "different", "[1, 1]"]),
+        ({"axes": [-1]}, ["axes", "at least 0", "[-1]"]),
+        ({"axes": "1"}, ["axes", "integers", "'1'"]),
+        ({"sizes": [33]}, ["sizes", "1 to [32]", "[33]"]),
+        ({"sizes": [0]}, ["sizes", "1 to [32]", "[0]"]),
+        ({"sizes": [16, 16]}, ["sizes", "(1,)", "[16, 16]"]),
+        ({"sizes": [16.0]}, ["sizes", "integers", "16.0"]),
+        ({"sizes": [8]}, ["scales", "(3, 4)", "(3, 2)"]),
+        ({"shape": [3, 31]}, ["elements", "(3, 31)", "70", "72"]),
+        ({"shape": [3, "x"]}, ["shape", "integers", "'x'"]),
+        ({"format": "mxint9"}, ["format", "mxint8", "'mxint9'"]),
+        ({"rounding": "up"}, ["rounding", "even", "'up'"]),
+        ({"tensor_scale": 2}, ["tensor_scale", "None", "2"]),
+    ],
+    ids=str,
+)
+def test_why_a_header_is_refused(tmp_path: Path, changed: dict[str, Any], words: list[str]) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    header = {**header_of(path), **changed}
+    rewrite(path, header={key: value for key, value in header.items() if value is not ...})
+    message = reason(path)
+    for word in words:
+        assert word in message
+
+
+def test_codes_that_the_format_lacks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    mxsim.quantize(np.ones(32), "mxint8").save(path)
+    rewrite(path, elements=np.full(32, 0x80, np.uint8))
+    assert "codes must not be 0x80" in reason(path)
+    mxsim.quantize(np.ones(3), "mxfp4_e2m1").save(path)
+    rewrite(path, elements=np.array([0x21, 0x13], np.uint8))
+    assert "elements must end in zeros" in reason(path)
+    mxsim.quantize(np.ones(32), "nvfp4").save(path)
+    rewrite(path, scales=np.array([0x38, 0xB8], np.uint8))
+    assert "scales must be" in reason(path)
+
+
+@pytest.mark.parametrize("name", ["elements", "scales", "header"])
+def test_members_that_are_no_bytes(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "q"
+    saved(path)
+    rewrite(path, **{name: np.ones(3)})
+    assert reason(path) == f"{name} must be an array of dtype uint8; got float64"

@@ -39,7 +39,10 @@ def problem(
     return cfg, params, x, y
 
 
-UNUSED = {"none": ("ln_gamma", "ln_beta"), "layer_no_affine": ("ln_gamma", "ln_beta")}
+UNUSED: dict[str, tuple[str, ...]] = {
+    "none": ("ln_gamma", "ln_beta"),
+    "layer_no_affine": ("ln_gamma", "ln_beta"),
+}
 UNUSED |= {"rms": ("ln_beta",), "layer": ()}
 
 

@@ -67,6 +67,17 @@ def test_ties_against_the_scalar_oracle(fmt: str | Element) -> None:
         assert_agrees(x, How(fmt, rounding=rounding), scalar=True)
 
 
+def test_ties_without_a_mantissa_go_up() -> None:
+    # 0, 0.25, 0.5, 1, ... 16: of two neighbours above zero neither is even
+    fmt = mxsim.BlockFormat("e3m0", mxsim.FloatFormat(3, 0, "none"))
+    x = [16, 12, 6, 3, 1.5, 0.75, 0.375, 0.125, np.nextafter(1.5, 0)]
+    want = [16, 16, 8, 4, 2, 1, 0.5, 0, 1]
+    for rounding in ("even", "away"):
+        got = mxsim.quantize([x, [-v for v in x]], fmt, rounding=rounding).dequantize()
+        want[7] = 0 if rounding == "even" else 0.25  # zero is even
+        assert got.tolist() == [want, [-v for v in want]]
+
+
 @pytest.mark.parametrize("element", UNUSUAL, ids=str)
 def test_codes_of_an_element_decode_to_the_oracles_values(element: Element) -> None:
     values = block_format(element).element.values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,42 @@ def test_axis_that_is_no_integer(function: Callable[..., Any], axis: Any) -> Non
 
 
 @blocked
+@pytest.mark.parametrize("block_size", [32, np.int64(8)])
+def test_a_pair_of_axes_needs_a_pair_of_lengths(
+    function: Callable[..., Any], block_size: Any
+) -> None:
+    words = ["axis", "integer", "block_size", str(int(block_size)), "pair", "(0, 1)"]
+    refused: list[Any] = [(0, 1), [0, 1]]
+    for axis in refused:
+        call = partial(function, X, "mxint8", axis=axis, block_size=block_size)
+        assert_refused(ValueError, words[:-1], call)
+    assert_refused(ValueError, words, lambda: function(X, "mxint8", (0, 1), block_size))
+
+
+@blocked
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [
+        (5, ["axis", "range", "5"]),
+        (-3, ["axis", "range", "-3"]),
+        ((0, 2), ["axis", "range", "2"]),
+        ((0, -2), ["axis", "different", "(0, -2)"]),
+        (None, ["axis", "integer", "None"]),
+        (1.0, ["axis", "integer", "1.0"]),
+        ("0", ["axis", "integer", "'0'"]),
+    ],
+)
+def test_the_axis_of_a_single_block_must_exist(
+    function: Callable[..., Any], axis: Any, words: list[str]
+) -> None:
+    call = partial(function, X, "mxint8", axis, "tensor")
+    assert_refused((TypeError, ValueError), words, call)
+    assert_refused(
+        (TypeError, ValueError), words, partial(function, X[:0], "mxint8", axis, "tensor")
+    )
+
+
+@blocked
 def test_a_scalar_has_no_axis(function: Callable[..., Any]) -> None:
     assert_refused(ValueError, ["axis"], lambda: function(np.float32(1), "mxint8"))
 
@@ -145,6 +182,40 @@ def test_arrays_that_are_not_real(function: Callable[..., Any], fmt: str, dtype:
         assert word in str(caught.value)
 
 
+CALLS: list[Callable[[Any], Any]] = [
+    lambda x: mxsim.quantize(x, "mxint8"),
+    lambda x: mxsim.fake_quantize(x, "nvfp4"),
+    lambda x: mxsim.round_to(x, "bf16"),
+]
+each_call = pytest.mark.parametrize("call", CALLS, ids=["quantize", "fake_quantize", "round_to"])
+
+
+@each_call
+@pytest.mark.parametrize("x", [[[1, 2], [3]], [1.0, [2.0]], ([1], (1, 2))], ids=str)
+def test_ragged_lists(call: Callable[[Any], Any], x: Any) -> None:
+    words = ["x", "lists of equal lengths", type(x).__name__]
+    assert_refused(ValueError, words, lambda: call(x))
+
+
+@each_call
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (2**70, ["64 bits", str(2**70)]),
+        ([1, -(2**70)], ["64 bits", str(-(2**70))]),
+        ([2**64, 2.5], ["64 bits", str(2**64)]),
+        ([1.0, None], ["NoneType None"]),
+        (None, ["NoneType None"]),
+        (np.array([1, "a"], object), ["str 'a'"]),
+    ],
+    ids=str,
+)
+def test_python_objects(call: Callable[[Any], Any], x: Any, words: list[str]) -> None:
+    assert_refused(
+        TypeError, ["x must be real", "float64", "dtype object", *words], lambda: call(x)
+    )
+
+
 @blocked
 @pytest.mark.parametrize("integer", [2**53 + 1, -(2**53) - 1, 2**63 - 1])
 def test_integers_that_float64_would_round(function: Callable[..., Any], integer: int) -> None:
@@ -154,7 +225,8 @@ def test_integers_that_float64_would_round(function: Callable[..., Any], integer
 
 @pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "bfloat16", "float16", ""])
 def test_round_to_unknown_format(fmt: str) -> None:
-    assert_refused(ValueError, ["fmt", repr(fmt), "bf16", "fp16"], lambda: mxsim.round_to(X, fmt))
+    words = ["fmt", repr(fmt), "FloatFormat", "bf16", "fp16", "fp32"]
+    assert_refused(ValueError, words, lambda: mxsim.round_to(X, fmt))
 
 
 def test_round_to_unknown_rounding() -> None:
@@ -178,6 +250,12 @@ def test_out_that_cannot_take_the_result(out: Any) -> None:
     assert_refused(
         (TypeError, ValueError), words, lambda: mxsim.fake_quantize(X, "mxint8", out=out)
     )
+
+
+@pytest.mark.parametrize("dtype", [None, "x", "", 3, "float8", ["float32"]], ids=repr)
+def test_dequantize_to_what_is_no_type(dtype: Any) -> None:
+    words = ["dtype", "float32", "float64", "float16", "bfloat16", repr(dtype)]
+    assert_refused(TypeError, words, lambda: mxsim.quantize(X, "mxint8").dequantize(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.complex64, "longdouble"])

@@ -126,6 +126,21 @@ def test_refusing_names_the_first_index_and_its_value(fmt: str, function: Any) -
     assert_refused(ValueError, ["(1,)"], lambda: function(x[0, 1, 62:], fmt, nonfinite="raise"))
 
 
+@pytest.mark.parametrize("function", [mxsim.quantize, mxsim.fake_quantize])
+def test_refusing_names_what_overflows_nvfp4s_float32(function: Any) -> None:
+    # 2^128 - 2^103 is the tie past the largest float32
+    x = np.ones((2, 20))
+    x[0, 3], x[1, 2] = 2.0**128 - 2.0**104, 1e300
+    words = ["x", "nonfinite", "raise", "1e+300", "(1, 2)", "float32"]
+    assert_refused(ValueError, words, lambda: function(x, "nvfp4", nonfinite="raise"))
+    function(x, "mxint8", nonfinite="raise")
+    x[1, 1] = INF
+    words = ["inf", "(1, 1)"]
+    assert_refused(ValueError, words, lambda: function(x, "nvfp4", nonfinite="raise"))
+    with pytest.raises(ValueError, match=r"inf at index \(1, 1\)$"):
+        function(x, "nvfp4", nonfinite="raise")
+
+
 def test_a_refused_array_leaves_out_alone() -> None:
     x = np.array([1, NAN], np.float32)
     out = np.full(2, 7, np.float32)

@@ -41,7 +41,7 @@ def refusal(call: Callable[[], Any]) -> str:
 
 @rounding_call
 def test_stochastic_rounding_needs_noise(call: Callable[..., Any]) -> None:
-    words = ["noise", "Noise", "uint32", "stochastic"]
+    words = ["noise", "Noise", "uint32", "stochastic", "got None"]
     assert_refused(ValueError, words, lambda: call(rounding="stochastic"))
 
 
@@ -170,14 +170,16 @@ def test_a_format_that_is_no_block_format(fmt: Any) -> None:
         assert_refused(TypeError, ["fmt", "BlockFormat", "mxint8"], refused)
 
 
-def test_round_to_takes_narrower_formats_only() -> None:
+def test_round_to_takes_formats_that_are_narrower_or_hold_everything() -> None:
     wide: Any
     for wide in (
-        mxsim.FloatFormat(8, 23),
         mxsim.FloatFormat(8, 22),
+        mxsim.FloatFormat(7, 23),
         mxsim.FloatFormat(9, 3),
+        mxsim.FloatFormat(9, 22),
         mxsim.FloatFormat(8, 3, "none"),
-        mxsim.FloatFormat(11, 52),
+        mxsim.FloatFormat(8, 23, "nan"),  # has no Inf
+        mxsim.FloatFormat(11, 52, "none"),
     ):
         refused = partial(mxsim.round_to, X, wide)
         assert_refused(ValueError, ["fmt", "float32", str(wide.man_bits)], refused)
@@ -187,7 +189,8 @@ def test_round_to_takes_narrower_formats_only() -> None:
 
 @pytest.mark.parametrize("fmt", [None, 3, mxsim.IntFormat(6), mxsim.FORMATS["mxint8"]], ids=str)
 def test_round_to_a_format_that_is_none(fmt: Any) -> None:
-    assert_refused(EITHER, ["fmt", "bf16", "fp16"], lambda: mxsim.round_to(X, fmt))
+    words = ["fmt", "FloatFormat", "bf16", "fp16", "fp32"]
+    assert_refused(TypeError, words, lambda: mxsim.round_to(X, fmt))
 
 
 # ---------------------------------------------------------------------------------- given bits
@@ -204,6 +207,17 @@ def test_codes_out_of_range(fmt: str, code: int, largest: int) -> None:
         mxsim.MXArray.from_bits(codes, [127], fmt)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["codes", "scales", "packed"])
+def test_ragged_bits(name: str) -> None:
+    ragged: Any = [[1, 2], [3]]
+    calls: dict[str, Callable[[], Any]] = {
+        "codes": lambda: mxsim.MXArray.from_bits(ragged, [127], "mxint8"),
+        "scales": lambda: mxsim.MXArray.from_bits([1] * 4, ragged, "mxint8"),
+        "packed": lambda: mxsim.MXArray.unpack(ragged, (4,), [127], "mxint8"),
+    }
+    assert_refused(ValueError, [name, "equal lengths", "list"], calls[name])
 
 
 @pytest.mark.parametrize("scale", [-1, 256, 1000])

@@ -50,6 +50,7 @@ def straightforward(x: Array, q: mxsim.MXArray, axis: Any, block_size: Any) -> d
         blocks_saturated += bool(saturated[at].any())
     a, b = wide[counted], values[counted]
     n = max(a.size, 1)
+    nothing = NAN if a.size == 0 and x.size else 0.0
     power = float(np.square(a).sum())
     error = float(np.square(b - a).sum()) / power if power else 0.0
     return {
@@ -59,9 +60,9 @@ def straightforward(x: Array, q: mxsim.MXArray, axis: Any, block_size: Any) -> d
         "saturated": float(saturated.sum()) / n,
         "saturated_blocks": blocks_saturated / max(len(where), 1),
         "flushed": float(((a != 0) & (b == 0)).sum()) / n,
-        "relative_error": error,
-        "gain": float((a * b).sum()) / power if power else 1.0,
-        "effective_bits": -math.log2(error) / 2 if error > 0 else INF,
+        "relative_error": error + nothing,
+        "gain": (float((a * b).sum()) / power if power else 1.0) + nothing,
+        "effective_bits": (-math.log2(error) / 2 if error > 0 else INF) + nothing,
     }
 
 
@@ -74,7 +75,8 @@ def assert_same_stats(
     want = straightforward(x, q, axis, size)
     for name, value in want.items():
         got = getattr(q.stats, name)
-        assert got == pytest.approx(value, rel=1e-9, abs=0), f"{fmt} {axis} {arguments} {name}"
+        want_value = pytest.approx(value, rel=1e-9, abs=0, nan_ok=True)
+        assert got == want_value, f"{fmt} {axis} {arguments} {name}"
     for name in ("elements", "blocks", "nonfinite"):
         assert isinstance(getattr(q.stats, name), int)
 
@@ -124,10 +126,35 @@ def test_non_finite_data(fmt: str, dtype: Any, nonfinite: str) -> None:
 
 @each_name
 def test_an_array_of_nothing_but_nan(fmt: str) -> None:
-    stats = stats_of(np.full((2, 32), NAN), fmt)
-    assert (stats.elements, stats.nonfinite) == (64, 64)
-    assert (stats.saturated, stats.saturated_blocks, stats.flushed) == (0, 0, 0)
+    spread = np.ones((2, 32))
+    spread[:, ::16] = INF  # one a block
+    for x in (np.full((2, 32), NAN), np.full((2, 32), -INF), spread):
+        stats = stats_of(x, fmt)
+        assert (stats.elements, stats.nonfinite) == (64, 64)
+        assert (stats.saturated, stats.saturated_blocks, stats.flushed) == (0, 0, 0)
+        assert all(map(math.isnan, (stats.relative_error, stats.gain, stats.effective_bits)))
+
+
+@each_name
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_an_array_of_nothing(fmt: str, shape: tuple[int, ...]) -> None:
+    stats = stats_of(np.zeros(shape), fmt)
+    assert (stats.elements, stats.nonfinite, stats.saturated, stats.flushed) == (0, 0, 0, 0)
     assert (stats.relative_error, stats.gain, stats.effective_bits) == (0, 1, INF)
+
+
+@each_name
+def test_infinities_that_saturate_leave_the_others_to_count(fmt: str) -> None:
+    x = np.ones((2, 32))
+    x[0] = INF
+    stats = stats_of(x, fmt, nonfinite="saturate")
+    assert stats.nonfinite == 32
+    if fmt == "nvfp4":  # a rounded tensor scale
+        assert stats.gain == pytest.approx(1, rel=1e-6)
+    else:
+        assert (stats.relative_error, stats.gain, stats.effective_bits) == (0, 1, INF)
+    stats = stats_of(x[:1], fmt, nonfinite="saturate")
+    assert all(map(math.isnan, (stats.relative_error, stats.gain, stats.effective_bits)))
 
 
 @each_name
@@ -147,6 +174,7 @@ def test_all_flushed_is_an_error_of_one(fmt: str, dtype: Any) -> None:
     stats = stats_of(x, fmt)
     assert (stats.flushed, stats.gain) == (1, 0)
     assert (stats.relative_error, stats.effective_bits) == (1, 0)
+    assert math.copysign(1, stats.effective_bits) == 1  # not printed as -0.00
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "mxint8"])

@@ -40,7 +40,12 @@ WIDE = [
     Element(7, 12, "nan"),
     Element(7, 15, "none"),
 ]
-WIDEST = [Element(11, 50, "ieee"), Element(11, 20, "ieee"), Element(10, 40, "none")]
+WIDEST = [
+    Element(8, 23, "ieee"),
+    Element(11, 50, "ieee"),
+    Element(11, 20, "ieee"),
+    Element(10, 40, "none"),
+]
 each_dtype = pytest.mark.parametrize("dtype", inputs.DTYPES)
 
 

@@ -1,6 +1,9 @@
 """Runs: a golden trajectory, the same bits again, pairing, and honest failure."""
 
+import importlib
+import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from mxsim import proxy
 from mxsim.bias import GAMMA_SITE, PROBE_GROUPS, ProbePlan, saturated_share
 from mxsim.precision import precision_of
 from mxsim.proxy import KINDS
+from mxsim.threads import SMALLEST
 from mxsim.train import first_nonfinite
 
 TINY = mxsim.ProxyConfig(width=16, depth=2, batch=32, lr=1e-2, steps=10, seed=7, eval_samples=64)
@@ -208,3 +212,43 @@ def test_the_first_bad_tensor_is_the_first_in_order_of_computation(kind: str, te
     with np.errstate(all="ignore"):
         proxy.loss_and_grads_into(params, x, y, TINY, sites, ws, grads)
     assert first_nonfinite(params, x, y, TINY, ws, grads) == "block 0 hidden"
+
+
+def test_a_step_on_two_threads_has_the_same_bits() -> None:
+    cfg = replace(TINY, width=160, depth=2, batch=256, steps=4, eval_samples=256)
+    n, d, h = 256, 160, 640
+    assert n * d * h >= SMALLEST  # large enough to be cut
+    for name in ("exact", "all_e4m3", "paper_code"):
+        one = mxsim.train(cfg, mxsim.scheme(name))
+        two = mxsim.train(cfg, mxsim.scheme(name), threads=2)
+        three = mxsim.train(cfg, mxsim.scheme(name), threads=3)
+        for other in (two, three):
+            assert one.losses.tobytes() == other.losses.tobytes()
+            for a, b in zip(one.params, other.params, strict=True):
+                assert all(a[kind].tobytes() == b[kind].tobytes() for kind in a)
+    with pytest.raises(ValueError, match="threads must be at least 1; got 0"):
+        mxsim.train(cfg, mxsim.scheme("exact"), threads=0)
+
+
+def test_a_blas_that_depends_on_the_cut_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(threads: int) -> Any:
+        return lambda a, b, out: out.__setitem__(..., (b.T @ a.T).T * np.float32(1 + 2**-23))
+
+    module = importlib.import_module("mxsim.train")  # mxsim.train itself is the function
+    monkeypatch.setattr(module, "threaded_dot", careless)
+    cfg = replace(TINY, steps=2)
+    with pytest.warns(RuntimeWarning, match="other bits.*2 threads: running on one"):
+        two = mxsim.train(cfg, mxsim.scheme("exact"), threads=2)
+    assert two.losses.tobytes() == mxsim.train(cfg, mxsim.scheme("exact")).losses.tobytes()
+
+
+def test_a_step_allocates_nothing_large() -> None:
+    for name in ("exact", "all_e4m3", "paper_code", "bf16"):
+        cfg = replace(TINY, width=64, depth=2, batch=256, steps=50, data="fixed", eval_samples=64)
+        training = mxsim.start(cfg, mxsim.scheme(name)).advance(3)
+        tracemalloc.start()
+        training.advance(5)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        # Less than one (256, 64) array: headers, views and Python's own objects.
+        assert peak < 64 * 1024, (name, peak)
