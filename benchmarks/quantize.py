@@ -56,15 +56,24 @@ def numpy_with_ml_dtypes(x: Array, axis: int) -> Array:
 
 
 def torchao_function(x: Array, axis: int) -> Callable[[], object] | None:
-    """The same by torchao, or None where it is not installed."""
+    """The same by torchao, or None where it is not installed.
+
+    It knows blocks along the last axis only: for the first it transposes and makes contiguous.
+    """
     try:
         import torch
         from torchao.prototype.mx_formats.mx_tensor import MXTensor
     except ImportError:
         return None
-    tensor = torch.from_numpy(x if axis == -1 else np.ascontiguousarray(x.T))
+    tensor = torch.from_numpy(x)
     torch.set_num_threads(1)
-    return lambda: MXTensor.to_mx(tensor, torch.float8_e4m3fn, 32).dequantize(torch.float32)
+
+    def run() -> object:
+        source = tensor if axis == -1 else tensor.t().contiguous()
+        narrow = MXTensor.to_mx(source, torch.float8_e4m3fn, 32).dequantize(torch.float32)
+        return narrow if axis == -1 else narrow.t().contiguous()
+
+    return run
 
 
 def in_halves(pool: ThreadPoolExecutor, x: Array, out: Array, quantize: Any) -> None:
