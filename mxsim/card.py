@@ -132,7 +132,10 @@ def remarks(scheme: PrecisionScheme) -> list[str]:
     if scheme.frozen_beta:
         lines.append("known fault, on: beta gets no gradient")
     if scheme.quantized_teacher:
-        lines.append("known fault, on: the teacher's targets pass through the forward arithmetic")
+        line = "known fault, on: the teacher's targets pass through the forward arithmetic"
+        if scheme.forward.activation != "exact":
+            line += ", with the activation in bf16 steps (GELU in its sigmoid form)"
+        lines.append(line)
     return lines
 
 

@@ -23,6 +23,11 @@ from mxsim.train import Training, start
 
 CHECKPOINT_VERSION = 1
 
+
+class ForeignVersion(DamagedResult):
+    """A checkpoint that another version of mxsim wrote: whole, but not to be read here."""
+
+
 _SERIES = tuple(f.name for f in dataclasses.fields(ProbeSeries) if f.name != "labels")
 
 
@@ -61,15 +66,16 @@ def save_checkpoint(training: Training, path: Path | str) -> Path:
 def load_checkpoint(path: Path | str) -> Training:
     """The Training that ``save_checkpoint`` wrote to ``path``.
 
-    Raises FileNotFoundError, or DamagedResult if the file is truncated, foreign, of another
-    version, or its arrays do not fit its own configuration.
+    Raises OSError if it cannot be read now, ForeignVersion if another version wrote it, and
+    DamagedResult, of which that is a kind, if it is truncated or foreign or its arrays do not fit
+    its own configuration.
     """
     where = Path(path)
     arrays, meta = read_whole(where)
     if "checkpoint" not in meta:
         raise DamagedResult(f"{where} is not a checkpoint")
     if meta["checkpoint"] != CHECKPOINT_VERSION:
-        raise DamagedResult(
+        raise ForeignVersion(
             f"{where} is a checkpoint of version {meta['checkpoint']}; this version of mxsim reads "
             f"{CHECKPOINT_VERSION}"
         )
@@ -83,7 +89,7 @@ def load_checkpoint(path: Path | str) -> Training:
         training.step = _count(meta["step"])
         training.optimizer.updates = _count(meta["updates"])
         training.bad_step = None if meta["bad_step"] is None else _count(meta["bad_step"])
-        training.bad_tensor = meta["bad_tensor"]
+        training.bad_tensor = None if meta["bad_tensor"] is None else str(meta["bad_tensor"])
         training.seconds = float(meta["seconds"])
         _fill(training.flat, arrays, "weights")
         _fill(training.optimizer.first, arrays, "first_moment")
@@ -96,9 +102,10 @@ def load_checkpoint(path: Path | str) -> Training:
                 _fill(getattr(training.probes, name), arrays, f"probe_{name}")
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedResult(f"{where} is not a whole checkpoint ({error})") from error
-    if training.step > training.config.steps:
+    if training.step > training.config.steps or training.optimizer.updates != training.step:
         raise DamagedResult(
-            f"{where} is not a whole checkpoint (step {training.step} of {training.config.steps})"
+            f"{where} is not a whole checkpoint (step {training.step} of {training.config.steps}, "
+            f"{training.optimizer.updates} updates)"
         )
     return training
 
@@ -111,7 +118,7 @@ def _plan(values: Mapping[str, Any] | None) -> ProbePlan | None:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"a count of steps must be an integer of at least 0; got {value!r}")
     return value
 

@@ -33,6 +33,7 @@ from mxsim.report import (
     tensor_report,
 )
 from mxsim.single import Single, describe, perform
+from mxsim.store import DamagedResult
 
 FormatName = Literal[
     "mxfp8_e4m3",
@@ -150,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(f"mxsim: no such file: {error.filename}", file=sys.stderr)
         return 1
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError, DamagedResult) as error:
         print(f"mxsim: {error}", file=sys.stderr)
         return 1
     return 0
@@ -176,7 +177,8 @@ def _scheme(command: Scheme, console: Console) -> None:
     if len(command.names) > 2:
         raise ValueError(f"names must be one or two; got {', '.join(command.names)}")
     schemes = [scheme_of(name) for name in command.names]
-    wide = Console(width=max(console.width, 100), force_terminal=console.is_terminal)
+    # A terminal gets what fits it, a file or a pipe whole lines.
+    wide = console if console.is_terminal else Console(width=100)
     if not command.names:
         table = Table(title="schemes", title_justify="left", show_header=False)
         table.add_column(no_wrap=True)

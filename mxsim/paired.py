@@ -17,7 +17,7 @@ from mxsim.bias import bias_of
 from mxsim.config import ProxyConfig
 from mxsim.layout import as_integer
 from mxsim.precision import PrecisionScheme
-from mxsim.train import Training, start
+from mxsim.train import Training, start, uninterrupted
 
 Floats = NDArray[np.float64]
 
@@ -30,8 +30,8 @@ class Distances:
 
     - loss: each scheme's own loss; loss_gap: minus the reference's.
     - weights: |w - w_ref| / |w_ref| over all parameters.
-    - gradient: |g - g_ref| / |g_ref|, each at its own weights; its square is what the script of Su
-      et al. logs as zeta.
+    - gradient: |g - g_ref| / |g_ref|, each at its own weights, as the optimizer got them (after
+      ``grad_clip``); its square is what the script of Su et al. logs as zeta.
     - gradient_cos: <g, g_ref> / (|g| |g_ref|).
     - moved: |w - w_start| / |w_start|, for scale.
     """
@@ -59,8 +59,11 @@ class PairedRun:
         if not schemes:
             raise ValueError("schemes must name at least one scheme; got none")
         self.config = cfg
+        for label in schemes:
+            if not isinstance(label, str):
+                raise TypeError(f"labels of schemes must be strings; got {label!r}")
         self.trainings: dict[str, Training] = {
-            str(label): start(cfg, scheme) for label, scheme in schemes.items()
+            label: start(cfg, scheme) for label, scheme in schemes.items()
         }
         self._start = {label: t.flat.astype(np.float64) for label, t in self.trainings.items()}
         self._rows: list[Floats] = []
@@ -80,7 +83,8 @@ class PairedRun:
         if count < 0:
             raise ValueError(f"steps must be at least 0; got {count}")
         for _ in range(min(count, self.config.steps - self.step)):
-            self._rows.append(self._measured_step())
+            with uninterrupted():  # Ctrl-C must not leave some a step ahead of the others
+                self._rows.append(self._measured_step())
         return self
 
     def _measured_step(self) -> Floats:
@@ -122,5 +126,6 @@ class PairedRun:
 
 
 def _distance(a: Floats, b: Floats) -> float:
-    norm = float(np.linalg.norm(b))
-    return float(np.linalg.norm(a - b)) / norm if norm > 0 else float("nan")
+    with np.errstate(over="ignore", invalid="ignore"):  # weights on their way to Inf
+        norm = float(np.linalg.norm(b))
+        return float(np.linalg.norm(a - b)) / norm if norm > 0 else float("nan")

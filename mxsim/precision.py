@@ -218,9 +218,9 @@ class PrecisionScheme:
         choose("master_weights", self.master_weights, STATES)
         choose("moments", self.moments, STATES)
         choose("hadamard", self.hadamard, ("none", "fixed", "random"))
-        allowed = "a power of two from 2 on"
+        allowed = "a power of two from 2 to 65536"
         size = as_integer("hadamard_size", self.hadamard_size, allowed)
-        if size < 2 or size & (size - 1):
+        if not 2 <= size <= 2**16 or size & (size - 1):
             raise ValueError(f"hadamard_size must be {allowed}; got {size}")
         object.__setattr__(self, "hadamard_size", 16 if self.hadamard == "none" else size)
         for fault in ("frozen_beta", "quantized_teacher"):

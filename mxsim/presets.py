@@ -43,6 +43,7 @@ def sites(
 
 BF16 = SiteFormat("bf16")
 E4M3 = SiteFormat("mxfp8_e4m3")
+E4M3_AWAY = SiteFormat("mxfp8_e4m3", rounding="away")
 E5M2 = SiteFormat("mxfp8_e5m2")
 NVFP4 = SiteFormat("nvfp4")
 NVFP4_2D = SiteFormat("nvfp4", block_size=(16, 16))
@@ -128,17 +129,6 @@ def paper_code(
     )
 
 
-def _microxcaling() -> PrecisionScheme:
-    script = paper_code()
-    return replace(
-        script,
-        forward=_BF16_STEPS,
-        backward=_BF16_STEPS,
-        frozen_beta=False,
-        quantized_teacher=False,
-    )
-
-
 _NAMED = {
     "exact": Preset(_gemm(EXACT), "nothing is rounded: the twin that others are compared with"),
     "bf16": Preset(
@@ -157,8 +147,8 @@ _NAMED = {
             ln_gamma=E4M3,
             ln_beta=E4M3,
         ),
-        "Su et al. 2025 (arXiv:2506.20752), 'MX-mix': E4M3 forward, E5M2 backward, but wgrad's x "
-        "E4M3 as their script computes it",
+        "Su et al. 2025 (arXiv:2506.20752), 'MX-mix': E4M3 forward, E5M2 backward (dy, and dgrad's "
+        "w), but wgrad's x E4M3 as their script computes it",
     ),
     "hybrid_bf16_activations": Preset(
         sites(
@@ -208,7 +198,21 @@ _NAMED = {
         "8aa0ac8), faults included; options fwd, bwd, acts, weights, backward",
     ),
     "microxcaling": Preset(
-        _microxcaling(),
+        replace(
+            sites(
+                fprop_x=E4M3_AWAY,
+                fprop_w=E4M3_AWAY,
+                dgrad_dy=E4M3_AWAY,
+                dgrad_w=E4M3_AWAY,
+                wgrad_dy=E4M3_AWAY,
+                wgrad_x=E4M3_AWAY,
+                ln_gamma=EXACT,
+                ln_beta=EXACT,
+            ),
+            forward=_BF16_STEPS,
+            backward=_BF16_STEPS,
+            internal_rounding="away",
+        ),
         "microsoft/microxcaling as its documentation recommends: E4M3 GEMM operands out of bf16, "
         "ties away, bf16 vector steps; beta trained, no quantized teacher",
     ),

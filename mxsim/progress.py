@@ -31,11 +31,15 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
     Shows a bar on a terminal and a line now and then elsewhere.  Ctrl-C, a run's error, a dead
     worker and a full disk end in a sentence that says what is stored, not in a traceback.
     """
-    for path in store.damaged() if store.folder.exists() else ():
-        console.print(
-            f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
-        )
-    todo = missing(points, store)
+    try:
+        for path in store.damaged() if store.folder.exists() else ():
+            console.print(
+                f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
+            )
+        todo = missing(points, store)
+    except OSError as error:  # not damaged: not to be read now
+        console.print(f"[red]{store.folder} cannot be read ({error})", soft_wrap=True)
+        return False
     stored = len({point.id for point in points}) - len(todo)
     if stored:
         console.print(f"{stored} runs are stored in {store.folder} already", soft_wrap=True)

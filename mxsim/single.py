@@ -20,16 +20,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mxsim.bias import ProbePlan
-from mxsim.checkpoint import load_checkpoint, save_checkpoint
+from mxsim.checkpoint import ForeignVersion, load_checkpoint, save_checkpoint
 from mxsim.config import ProxyConfig
 from mxsim.estimate import cost_of, in_words
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import parameter_count
-from mxsim.store import DamagedResult, provenance, result_id, write_whole
+from mxsim.store import DamagedResult, Store, provenance, result_id, write_whole
 from mxsim.sweep import Point, record_of
 from mxsim.train import Run, Training, start
 
+CHECKPOINT = "checkpoint.npz"
 QUIET_INTERVAL = 10.0  # seconds between lines when the output is not a terminal
+UPDATE_INTERVAL = 0.25  # seconds between updates of the bar
 
 
 @dataclass(frozen=True)
@@ -78,30 +80,47 @@ def describe(single: Single, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"would write to {single.place}", highlight=False, soft_wrap=True)
+    checkpoint, note = single.place / CHECKPOINT, "would write to"
+    if checkpoint.exists():
+        try:
+            done = load_checkpoint(checkpoint).step
+            note = f"would go on from step {done} of {cfg.steps} in"
+        except (DamagedResult, OSError) as error:
+            note = f"cannot go on ({error}); see"
+    console.print(f"{note} {single.place}", highlight=False, soft_wrap=True)
 
 
 def perform(single: Single, console: Console) -> int:
-    """Run, or go on; 0 when the run has ended (whatever its status), 130 after Ctrl-C."""
+    """Run, or go on; 0 when the run has ended (whatever its status), 130 after Ctrl-C.
+
+    Raises OSError, before a step is done, if the run's folder cannot be written, and ForeignVersion
+    or ValueError if what is there belongs to another version or another run.
+    """
     place = single.place
-    place.mkdir(parents=True, exist_ok=True)
-    checkpoint = place / "checkpoint.npz"
-    training = _begin(single, checkpoint, console)
+    Store(place).check_writable()
+    for leftover in place.glob(".*.tmp"):  # of a killed process
+        leftover.unlink(missing_ok=True)
+    checkpoint = place / CHECKPOINT
+    training: Training | None = None
     try:
+        training = _begin(single, checkpoint, console)
         _advance(training, checkpoint, single.save_every, console)
-    except KeyboardInterrupt:
         save_checkpoint(training, checkpoint)
+        run = training.finish()
+    except KeyboardInterrupt:
+        done = 0 if training is None else training.step
+        words = "nothing was done yet"
+        if training is not None and done:
+            save_checkpoint(training, checkpoint)
+            words = f"saved in {checkpoint}; the same command goes on from there"
         console.print(
-            f"interrupted after {training.step} of {single.config.steps} steps, saved in "
-            f"{checkpoint}; the same command goes on from there",
+            f"interrupted after {done} of {single.config.steps} steps, {words}",
             highlight=False,
             soft_wrap=True,
         )
         return 130
-    run = training.finish()
-    save_checkpoint(training, checkpoint)
-    _write(single, run)
     console.print(summary(run), highlight=False, soft_wrap=True)
+    _write(single, run)
     console.print(f"config, series and checkpoint: {place}", highlight=False, soft_wrap=True)
     return 0
 
@@ -112,14 +131,17 @@ def _begin(single: Single, checkpoint: Path, console: Console) -> Training:
         training = load_checkpoint(checkpoint)
     except FileNotFoundError:
         return _start(single)
+    except ForeignVersion:
+        raise
     except DamagedResult as error:
-        console.print(f"{error}: starting over", highlight=False, soft_wrap=True)
+        aside = checkpoint.with_name("checkpoint.damaged.npz")
+        checkpoint.replace(aside)
+        console.print(
+            f"{error}: set aside as {aside.name}, starting over", highlight=False, soft_wrap=True
+        )
         return _start(single)
-    if (training.config, training.scheme, training.probe) != (
-        point.config,
-        point.scheme,
-        point.probe,
-    ):
+    found = Point(training.config, training.scheme, training.probe, training.rule)
+    if found != point:
         raise ValueError(f"{checkpoint} holds another run; remove it, or choose another --out")
     training.threads = single.threads
     console.print(
@@ -149,19 +171,22 @@ def _advance(training: Training, checkpoint: Path, save_every: float, console: C
         disable=not console.is_terminal,
         expand=True,
     )
-    began, first = time.monotonic(), training.step
-    said = saved = began
+    said = saved = time.monotonic()
     with progress:
         task = progress.add_task("train", total=total, completed=training.step, state="")
+        training.advance(1)  # compiles; not counted in the speed
+        began, first = time.monotonic(), training.step
+        chunk = 1
         while not training.ended:
-            chunk = max(1, min(50, total // 200))
+            before = time.monotonic()
             training.advance(chunk)
             now = time.monotonic()
             state = f"loss {training.losses[training.step - 1]:.5g}{_latest_zeta(training)}"
             progress.update(task, completed=training.step, state=state)
+            chunk = max(int(chunk * UPDATE_INTERVAL / max(now - before, 1e-6)), 1)
             if not console.is_terminal and now - said > QUIET_INTERVAL:
                 said = now
-                left = (now - began) / (training.step - first) * (total - training.step)
+                left = (now - began) / max(training.step - first, 1) * (total - training.step)
                 console.print(
                     f"step {training.step}/{total}, {state}, {in_words(left)} left",
                     highlight=False,
@@ -169,7 +194,10 @@ def _advance(training: Training, checkpoint: Path, save_every: float, console: C
                 )
             if now - saved > save_every:
                 saved = now
-                save_checkpoint(training, checkpoint)
+                try:
+                    save_checkpoint(training, checkpoint)
+                except OSError as error:  # the run itself is well
+                    console.print(f"not saved: {error}", highlight=False, soft_wrap=True)
 
 
 def _latest_zeta(training: Training) -> str:
@@ -200,7 +228,8 @@ def summary(run: Run) -> str:
                 f"zeta over {len(zeta)} probes: median {np.median(zeta):.3g}, "
                 f"90 % {np.quantile(zeta, 0.9):.3g}, largest {zeta.max():.3g}"
             )
-    lines.append(f"{in_words(run.seconds)}, {1e3 * run.seconds / run.config.steps:.2f} ms a step")
+    done = run.config.steps if run.first_bad_tensor is None else (run.first_bad_step or 0) + 1
+    lines.append(f"{in_words(run.seconds)}, {1e3 * run.seconds / done:.2f} ms a step")
     return "\n".join(lines)
 
 

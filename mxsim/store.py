@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def write_whole(
 ) -> Path:
     """Write an npz whole or not at all: to a temporary name, flushed, then renamed.
 
-    ``meta`` is plain JSON data.  Raises OSError without leaving a partial file behind.
+    ``meta`` is plain JSON data.  Raises OSError, naming ``path``, without leaving a partial file
+    behind.
     """
     text = np.frombuffer(json.dumps(meta, indent=1).encode(), np.uint8)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
@@ -117,8 +119,10 @@ def write_whole(
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk says nothing of the file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     return path
 
@@ -126,16 +130,19 @@ def write_whole(
 def read_whole(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """(arrays, meta) of a file that ``write_whole`` wrote.
 
-    Raises FileNotFoundError, or DamagedResult for anything else.
+    Raises OSError if the file is not there or cannot be read now (which says nothing about what is
+    in it), DamagedResult if its content is not whole.
     """
+    content = path.read_bytes()
     try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with np.load(BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name != "meta"}
             meta = json.loads(file["meta"].tobytes())
-    except FileNotFoundError:
+    except MemoryError:
         raise
     except Exception as error:  # a flipped bit raises anything: zlib, tokenize, struct, ...
-        raise DamagedResult(f"{path} is not a whole result file ({error})") from error
+        reason = "it is no npz" if "pickle" in str(error) else str(error) or type(error).__name__
+        raise DamagedResult(f"{path} is not a whole result file ({reason})") from error
     if not isinstance(meta, dict):
         raise DamagedResult(f"{path} is not a whole result file (its meta is no mapping)")
     return arrays, meta
@@ -153,6 +160,7 @@ class Store:
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.write(bytes(2**16))
             file.flush()
+            os.fsync(file.fileno())
 
     def path(self, result: str) -> Path:
         return self.folder / f"{result}.npz"
@@ -186,7 +194,7 @@ class Store:
         """Whether a whole record of that id is stored (it is read to see)."""
         try:
             self.load(result)
-        except (FileNotFoundError, DamagedResult):
+        except (FileNotFoundError, NotADirectoryError, DamagedResult):
             return False
         return True
 

@@ -166,7 +166,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"checkpoint": CHECKPOINT_VERSION + 1}, f"version {CHECKPOINT_VERSION + 1}.*reads"),
-        ({"step": 17}, "step 17 of 16"),
+        ({"step": 17, "updates": 17}, "step 17 of 16"),
+        ({"updates": 3}, "step 4 of 16, 3 updates"),
+        ({"step": True}, "got True"),
         ({"step": -1}, "at least 0; got -1"),
         ({"step": 1.5}, "got 1.5"),
         ({"config": {"width": 64}}, r"weights must be float32 of shape .* got"),
@@ -181,6 +183,19 @@ def test_a_foreign_or_inconsistent_file_is_refused(
     arrays, meta = read_whole(path)
     write_whole(path, arrays, meta | change)
     with pytest.raises(DamagedResult, match=words):
+        mxsim.load_checkpoint(path)
+
+
+def test_a_file_that_cannot_be_read_now_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(PermissionError):
         mxsim.load_checkpoint(path)
 
 

@@ -1,5 +1,7 @@
 """Schemes in lockstep: each is its own run, and the distances are what they say."""
 
+import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -70,11 +72,34 @@ def test_a_scheme_that_ends_leaves_the_others_running() -> None:
     assert pair.trainings["exact"].finish().status != "nonfinite"
 
 
+def test_ctrl_c_leaves_every_scheme_at_the_same_step() -> None:
+    cfg = replace(CFG, steps=400)
+    whole = mxsim.PairedRun(cfg, SCHEMES).advance().distances()
+    pair = mxsim.PairedRun(cfg, SCHEMES)
+    interrupts = 0
+    for _ in range(8):
+        timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,))
+        timer.start()
+        try:
+            pair.advance()
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            timer.cancel()
+            timer.join()
+        assert {training.step for training in pair.trainings.values()} == {pair.step}
+    assert interrupts > 0
+    found = pair.advance().distances()
+    for name in ("loss", "weights", "gradient", "moved"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+
+
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
         (lambda: mxsim.PairedRun(CFG, {}), ValueError, "at least one"),
         (lambda: mxsim.PairedRun(CFG, ["exact"]), TypeError, "map labels"),  # type: ignore[arg-type]
+        (lambda: mxsim.PairedRun(CFG, {1: SCHEMES["exact"]}), TypeError, "labels.*got 1"),  # type: ignore[dict-item]
         (lambda: mxsim.PairedRun(CFG, {"a": "exact"}), TypeError, "PrecisionScheme"),  # type: ignore[dict-item]
         (lambda: mxsim.PairedRun(CFG, SCHEMES).advance(-1), ValueError, "got -1"),
     ],

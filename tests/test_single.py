@@ -1,5 +1,6 @@
 """mxsim train and mxsim scheme, as a person meets them."""
 
+import importlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 import mxsim
 from mxsim.cli import main
 from mxsim.estimate import cost_of, in_words
-from mxsim.store import read_whole
+from mxsim.store import read_whole, write_whole
 
 SMALL = ["--width", "32", "--depth", "2", "--batch", "32", "--steps", "40", "--eval-samples", "64"]
 
@@ -106,6 +107,62 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(final.losses, whole.losses)
 
 
+def test_ctrl_c_while_evaluating_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *SMALL, "--scheme", "exact", "--out", str(tmp_path)]
+    module = importlib.import_module("mxsim.train")
+    evaluate = module.evaluate
+
+    def interrupted(*given: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    assert main(arguments) == 130
+    assert "interrupted after 40 of 40 steps, saved in" in capsys.readouterr().out
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "would go on from step 40 of 40" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "going on from step 40 of 40" in capsys.readouterr().out
+
+
+def test_ctrl_c_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mxsim.single.start", interrupted)
+    assert main(["train", *SMALL, "--scheme", "exact", "--out", str(tmp_path)]) == 130
+    assert "interrupted after 0 of 40 steps, nothing was done yet" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["train", *SMALL, "--scheme", "exact", "--out", str(file)]) == 1
+    assert "file" in capsys.readouterr().err
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mxsim.store.os.fsync", full)
+    monkeypatch.setattr("mxsim.single.start", None)  # would raise if it came to that
+    assert main(["train", *SMALL, "--scheme", "exact", "--out", str(tmp_path)]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_at_once_ends_with_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *SMALL, "--gamma-mean", "1e38", "--scheme", "all_e2m1"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert "status: nonfinite (step 0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -143,10 +200,18 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one(
     arguments = ["train", *SMALL, "--scheme", "exact", "--out", str(tmp_path)]
     assert main(arguments) == 0
     path = run_folder(tmp_path) / "checkpoint.npz"
-    path.write_bytes(path.read_bytes()[:100])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
     capsys.readouterr()
     assert main(arguments) == 0
     assert "starting over" in capsys.readouterr().out
+    assert path.with_name("checkpoint.damaged.npz").read_bytes() == whole[:100]
+    arrays, meta = read_whole(path)
+    write_whole(path, arrays, meta | {"checkpoint": 2})
+    later = path.read_bytes()
+    assert main(arguments) == 1
+    assert "is a checkpoint of version 2" in capsys.readouterr().err
+    assert path.read_bytes() == later
     other = mxsim.ProxyConfig(width=32, depth=2, batch=32, steps=7, eval_samples=64)
     mxsim.save_checkpoint(mxsim.start(other, mxsim.scheme("exact")), path)
     assert main(arguments) == 1
