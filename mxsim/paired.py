@@ -129,3 +129,27 @@ def _distance(a: Floats, b: Floats) -> float:
     with np.errstate(over="ignore", invalid="ignore"):  # weights on their way to Inf
         norm = float(np.linalg.norm(b))
         return float(np.linalg.norm(a - b)) / norm if norm > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class TrajectoryDivergence:
+    """The paper's own comparison: gradients of two models trained apart from one start.
+
+    zeta (steps,): |g~ - g| / |g| at different weights; squared: its square, which the released
+    script logs under the name of zeta; cos; weights: |w~ - w| / |w|.  NaN from a NaN or Inf on.
+    """
+
+    zeta: Floats
+    squared: Floats
+    cos: Floats
+    weights: Floats
+
+
+def trajectory_divergence(cfg: ProxyConfig, scheme: PrecisionScheme) -> TrajectoryDivergence:
+    """Train the exact model and ``scheme``'s side by side for cfg.steps and compare them.
+
+    Unlike the same-point instruments, this holds the distance of the weights as well as the bias.
+    """
+    found = PairedRun(cfg, {"exact": PrecisionScheme(), "scheme": scheme}).advance().distances()
+    zeta = found.gradient[:, 1]
+    return TrajectoryDivergence(zeta, zeta**2, found.gradient_cos[:, 1], found.weights[:, 1])
