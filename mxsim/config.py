@@ -118,6 +118,19 @@ class ProxyConfig:
             self._set(name, _real(name, getattr(self, name), low=0.0))
         for name in ("beta1", "beta2", "momentum"):
             self._set(name, _real(name, getattr(self, name), low=0.0, below=1.0))
+        single, real = float(np.finfo(np.float32).max), np.finfo(self.real)
+        largest, smallest = float(real.max), float(real.smallest_subnormal)
+        for name in ("gamma_mean", "gamma_sd", "teacher_gain", "label_noise"):  # drawn in float32
+            if abs(getattr(self, name)) > single:
+                raise ValueError(
+                    f"{name} must be within float32, at most {single:g}; got {getattr(self, name)}"
+                )
+        if self.lr > largest:
+            raise ValueError(f"lr must be within {self.dtype}, at most {largest:g}; got {self.lr}")
+        if self.ln_eps < smallest:
+            raise ValueError(
+                f"ln_eps must be within {self.dtype}, at least {smallest:g}; got {self.ln_eps}"
+            )
         if self.data == "fresh" and self.dataset_size is not None:
             raise ValueError(
                 f"dataset_size must be None with data='fresh'; got {self.dataset_size}"

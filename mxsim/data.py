@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mxsim import ops, steps
 from mxsim.config import ProxyConfig
-from mxsim.precision import BlockPrecision, PrecisionScheme, internal_rounding, precision_of
+from mxsim.precision import PrecisionScheme, internal_rounding, precision_of
 from mxsim.proxy import Params, parameter_count, parameter_views
 
 Array = NDArray[Any]
@@ -76,30 +76,54 @@ class Teacher:
     activation: str
     scheme: PrecisionScheme = PrecisionScheme()  # noqa: RUF009  (frozen)
 
-    def __call__(self, x: Array) -> Array:
-        """x (n, d) -> (n, d), in x's dtype."""
+    def __call__(self, x: Array, buffers: TeacherBuffers | None = None) -> Array:
+        """x (n, d) -> (n, d), in x's dtype; in ``buffers.y`` if they are given."""
+        b = buffers or teacher_buffers(self, len(x), x.dtype)
         precision = replace(precision_of(self.scheme, 1)[0], ready=True)
         how = internal_rounding(self.scheme, x.dtype)
         for w1, w2 in self.layers:
-            u = _linear(x, w1, "fc1", precision, how)
-            hidden, slope = np.empty((len(x), w2.shape[1]), x.dtype), np.empty_like(u)
+            ops.linear_forward(x, w1, b.u, "fc1", precision, how, b.fc1)
             if self.scheme.forward.activation == "exact":
-                ops.activation_forward(u, hidden, slope, self.activation)
+                ops.activation_forward(b.u, b.hidden, b.slope, self.activation)
             else:  # the library's own, in bf16 steps, also where the student's is left alone
-                gate = np.empty_like(hidden)
-                steps.activation_forward(u, hidden, slope, gate, self.activation, how, how, how)
-            x = _linear(hidden, w2, "fc2", precision, how)
-        return x
+                steps.activation_forward(
+                    b.u, b.hidden, b.slope, b.gate, self.activation, how, how, how
+                )
+            ops.linear_forward(b.hidden, w2, b.y, "fc2", precision, how, b.fc2)
+            x = b.y
+        return b.y
 
 
-def _linear(x: Array, w: Array, layer: str, precision: BlockPrecision, how: ops.Rounding) -> Array:
-    """x (n, i), w (o, i) -> (n, o)."""
-    y = np.empty((len(x), len(w)), x.dtype)
-    ops.linear_forward(x, w, y, layer, precision, how, _scratch(x, w))
-    return y
+@dataclass(frozen=True)
+class TeacherBuffers:
+    """Where a teacher works on n samples: u (n, rows), hidden, slope, gate; y (n, d) comes out."""
+
+    u: Array
+    hidden: Array
+    slope: Array
+    gate: Array
+    y: Array
+    fc1: ops.LinearScratch
+    fc2: ops.LinearScratch
+
+
+def teacher_buffers(teacher: Teacher, n: int, real: Any) -> TeacherBuffers:
+    """Buffers for ``n`` samples in dtype ``real``."""
+    w1, w2 = teacher.layers[0]
+    u, hidden, y = (np.empty((n, rows), real) for rows in (len(w1), w2.shape[1], len(w2)))
+    return TeacherBuffers(
+        u=u,
+        hidden=hidden,
+        slope=np.empty_like(u),
+        gate=np.empty_like(hidden),
+        y=y,
+        fc1=_scratch(np.empty((n, w1.shape[1]), real), w1),
+        fc2=_scratch(hidden, w2),
+    )
 
 
 def _scratch(x: Array, w: Array) -> ops.LinearScratch:
+    """For the forward pass alone."""
     nothing = np.empty((0, 0), x.dtype)
     return ops.LinearScratch(
         x=np.empty_like(x),
@@ -141,17 +165,35 @@ def _rounded(w: Array, layer: str, scheme: PrecisionScheme) -> Array:
     return ops.forward_weight(w, layer, precision_of(scheme, 1)[0], how, scratch).copy()
 
 
+@dataclass(frozen=True)
+class SampleBuffers:
+    """Where a batch is drawn: x (n, width) in cfg.dtype, float32 draws, the teacher's work."""
+
+    x: Array
+    draw: Array
+    noise: Array
+    teacher: TeacherBuffers
+
+
+def sample_buffers(cfg: ProxyConfig, samples: int, teacher: Teacher) -> SampleBuffers:
+    """Buffers for ``samples`` rows."""
+    draw = np.empty((samples, cfg.width), np.float32)
+    x = draw if cfg.real == draw.dtype else np.empty(draw.shape, cfg.real)
+    return SampleBuffers(x, draw, np.empty_like(draw), teacher_buffers(teacher, samples, cfg.real))
+
+
 def _sample(
-    rng: np.random.Generator, samples: int, cfg: ProxyConfig, teacher: Teacher
+    rng: np.random.Generator, cfg: ProxyConfig, teacher: Teacher, b: SampleBuffers
 ) -> tuple[Array, Array]:
-    """x ~ N(0, 1) and y = teacher(x) + label_noise * N(0, 1), both (samples, width)."""
-    x = rng.standard_normal((samples, cfg.width), dtype=np.float32)
-    noise = rng.standard_normal((samples, cfg.width), dtype=np.float32)
-    noise *= np.float32(cfg.label_noise)
-    x = x.astype(cfg.real, copy=False)
-    y = teacher(x)
-    y += noise
-    return x, y
+    """x ~ N(0, 1) and y = teacher(x) + label_noise * N(0, 1), both (samples, width), in ``b``."""
+    rng.standard_normal(dtype=np.float32, out=b.draw)
+    rng.standard_normal(dtype=np.float32, out=b.noise)
+    np.multiply(b.noise, np.float32(cfg.label_noise), out=b.noise)
+    if b.x is not b.draw:
+        b.x[...] = b.draw
+    y = teacher(b.x, b.teacher)
+    y += b.noise
+    return b.x, y
 
 
 @dataclass(frozen=True)
@@ -163,16 +205,23 @@ class Batches:
     dataset: tuple[Array, Array] | None
 
     def at(self, step: int) -> tuple[Array, Array]:
+        """The batch of ``step``, in arrays of its own."""
+        return self.fill(step, sample_buffers(self.cfg, self.cfg.batch, self.teacher))
+
+    def fill(self, step: int, buffers: SampleBuffers) -> tuple[Array, Array]:
+        """The batch of ``step``, in ``buffers`` (a full batch: the data set itself)."""
         cfg = self.cfg
         if self.dataset is None:
-            return _sample(generator(cfg.seed, BATCH, step), cfg.batch, cfg, self.teacher)
+            return _sample(generator(cfg.seed, BATCH, step), cfg, self.teacher, buffers)
         x, y = self.dataset
         if len(x) == cfg.batch:
             return x, y
         epoch, position = divmod(step, len(x) // cfg.batch)
         order = generator(cfg.seed, ORDER, epoch).permutation(len(x))
         chosen = order[position * cfg.batch : (position + 1) * cfg.batch]
-        return x[chosen], y[chosen]
+        np.take(x, chosen, axis=0, out=buffers.x, mode="clip")  # "raise" would copy
+        np.take(y, chosen, axis=0, out=buffers.teacher.y, mode="clip")
+        return buffers.x, buffers.teacher.y
 
 
 def make_batches(cfg: ProxyConfig, teacher: Teacher) -> Batches:
@@ -180,9 +229,11 @@ def make_batches(cfg: ProxyConfig, teacher: Teacher) -> Batches:
     if cfg.data == "fresh":
         return Batches(cfg, teacher, None)
     rng = generator(cfg.seed, DATASET)
-    return Batches(cfg, teacher, _sample(rng, cfg.dataset_size or cfg.batch, cfg, teacher))
+    buffers = sample_buffers(cfg, cfg.dataset_size or cfg.batch, teacher)
+    return Batches(cfg, teacher, _sample(rng, cfg, teacher, buffers))
 
 
 def held_out(cfg: ProxyConfig, teacher: Teacher) -> tuple[Array, Array]:
     """The evaluation set, (eval_samples, width) each: one of a seed, never trained on."""
-    return _sample(generator(cfg.seed, HELD_OUT), cfg.eval_samples, cfg, teacher)
+    buffers = sample_buffers(cfg, cfg.eval_samples, teacher)
+    return _sample(generator(cfg.seed, HELD_OUT), cfg, teacher, buffers)

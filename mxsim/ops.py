@@ -307,12 +307,12 @@ def _gelu_tanh_forward(u: Any, hidden: Any, slope: Any) -> None:
     one = u.dtype.type(1)
     linear = u.dtype.type(1.5957691216057308)  # 2 sqrt(2 / pi)
     cubic = u.dtype.type(0.044715)
-    three = u.dtype.type(3)
+    three, far = u.dtype.type(3), u.dtype.type(16)
     for i in range(u.size):
-        square = u[i] * u[i]
-        s = logistic(linear * u[i] * (one + cubic * square))
+        s = logistic(linear * u[i] * (one + cubic * (u[i] * u[i])))
         hidden[i] = u[i] * s
-        slope[i] = s + u[i] * s * (one - s) * linear * (one + three * cubic * square)
+        v = far if u[i] > far else (-far if u[i] < -far else u[i])  # beyond, s (1 - s) is 0
+        slope[i] = s + v * s * (one - s) * linear * (one + three * cubic * (v * v))
 
 
 @kernel

@@ -48,7 +48,10 @@ def learning_rate(cfg: ProxyConfig, step: int) -> float:
         return cfg.lr
     if cfg.schedule == "step":
         assert cfg.decay_every is not None
-        return cfg.lr * cfg.decay_factor ** (step // cfg.decay_every)
+        try:
+            return cfg.lr * cfg.decay_factor ** (step // cfg.decay_every)
+        except OverflowError:  # a factor above 1, for long: the run ends as nonfinite
+            return math.inf
     angle = math.pi * step / (cfg.steps - cfg.warmup)
     return cfg.lr_min + (cfg.lr - cfg.lr_min) * 0.5 * (1 + math.cos(angle))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from mxsim.estimate import cost_of, in_words
-from mxsim.store import Store
+from mxsim.store import Record, Store
 from mxsim.sweep import Finished, Point, StoreFailed, compile_kernels, missing, run_points
 
 QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
@@ -82,6 +82,48 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
             soft_wrap=True,
         )
     return not ended and not left
+
+
+def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console: Console) -> bool:
+    """Do the jobs whose result is not stored yet, one after another; True if afterwards all are.
+
+    For studies whose runs are no ``Point``: a job is named by its result's id and makes the record.
+    Ctrl-C and a full disk end in a sentence; what is finished is stored.
+    """
+    todo = {result: job for result, job in jobs.items() if not store.has(result)}
+    if len(todo) < len(jobs):
+        console.print(f"{len(jobs) - len(todo)} results are stored in {store.folder} already")
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    done = 0
+    try:
+        store.check_writable()
+        with progress:
+            task = progress.add_task("jobs", total=len(todo))
+            for job in todo.values():
+                store.save(job())
+                done += 1
+                progress.advance(task)
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    except OSError as error:
+        ended = f"{store.folder} does not take results ({error})"
+    else:
+        return True
+    console.print(
+        f"[yellow]{ended}: {len(jobs) - len(todo) + done} of {len(jobs)} results are stored in "
+        f"{store.folder}; start the same command again to go on",
+        soft_wrap=True,
+    )
+    return False
 
 
 def describe(points: Sequence[Point], store: Store, workers: int, console: Console) -> None:

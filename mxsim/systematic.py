@@ -113,7 +113,8 @@ def _by_group(flat: Array, cfg: ProxyConfig) -> dict[Group, BatchBias]:
         groups[kind] = np.sum([parts[kind, k] for k in range(cfg.depth)], axis=0)
     for k in range(cfg.depth):
         groups[k] = np.sum([parts[kind, k] for kind in KINDS], axis=0)
-    groups.update(parts)
+    for place, gram in parts.items():
+        groups[place] = gram
     return {
         name: from_products(gram[:m, :m], gram[m:, :m], gram[m:, m:])
         for name, gram in groups.items()

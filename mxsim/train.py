@@ -147,7 +147,7 @@ class Training:
         started, before = time.perf_counter(), self.seconds
         with one_blas_thread(), np.errstate(all="ignore"):
             while self.step < stop and self.bad_step is None:
-                x, y = bench.batches.at(self.step)
+                x, y = bench.batches.fill(self.step, bench.sample)
                 if prober:
                     prober(self.step, params, x, y)
                 loss = bench.loss(params, x, y, self.step)
@@ -210,6 +210,7 @@ class Bench:
         with one_blas_thread(), np.errstate(all="ignore"):
             self.batches = data.make_batches(cfg, data.make_teacher(cfg, scheme))
         self.ws = workspace(cfg, cfg.batch, cfg.real, _dot_on(threads, cfg))
+        self.sample = data.sample_buffers(cfg, cfg.batch, self.batches.teacher)
         self.flat_grads = np.empty(parameter_count(cfg), cfg.real)
         self.grads = parameter_views(self.flat_grads, cfg)
 
@@ -224,8 +225,9 @@ def _dot_on(threads: int, cfg: ProxyConfig) -> Dot:
     if threads == 1:
         return dot
     parallel = threaded_dot(threads)
-    n, d, h = cfg.batch, cfg.width, parameter_shapes(cfg)["w1"][0]
-    shapes = [(n, d, h), (n, h, d), (d, n, h), (h, n, d)]
+    n, d = cfg.batch, cfg.width
+    wide = {parameter_shapes(cfg)["w1"][0], cfg.hidden}  # fc1's and fc2's, not the same in SwiGLU
+    shapes = [each for h in wide for each in ((n, d, h), (n, h, d), (d, n, h), (h, n, d))]
     with one_blas_thread():
         if same_bits(parallel, shapes, cfg.real):
             return parallel

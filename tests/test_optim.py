@@ -127,6 +127,16 @@ def test_schedules() -> None:
     assert rates == pytest.approx([1e-2, 1e-2, 5e-3, 5e-3, 2.5e-3, 1.25e-3])
 
 
+def test_a_rate_beyond_all_numbers_is_infinite() -> None:
+    cfg = ProxyConfig(steps=400, schedule="step", decay_every=1, decay_factor=10.0)
+    assert learning_rate(cfg, 399) == np.inf
+    run = mxsim.train(
+        replace(cfg, width=8, depth=1, batch=8, eval_samples=8, optimizer="sgd", grad_clip=1e-300),
+        mxsim.scheme("exact"),
+    )
+    assert run.status == "nonfinite"
+
+
 def test_warm_up_is_linear_and_comes_before_the_schedule() -> None:
     for schedule in ("constant", "cosine"):
         cfg = ProxyConfig(lr=1e-2, steps=100, schedule=schedule, warmup=20)

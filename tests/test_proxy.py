@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import mxsim
-from mxsim import proxy
+from mxsim import ops, proxy
 from mxsim.config import ACTIVATIONS, NORMS
 from mxsim.precision import SITES, BlockPrecision, PrecisionScheme, SiteFormat, precision_of
 from mxsim.proxy import KINDS, Params
@@ -103,6 +103,16 @@ def test_the_tanh_form_of_gelu() -> None:
     u = ws.blocks[0].z @ params[0]["w1"].T
     t = np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3))
     np.testing.assert_allclose(ws.blocks[0].hidden, 0.5 * u * (1 + t), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "swiglu"])
+def test_slopes_far_out_are_those_of_the_function(activation: str) -> None:
+    far = np.array([[-3e38, -1e20, -1e13, -1e3, 1e3, 1e13, 1e20, 3e38]], np.float32)
+    u = np.concatenate([np.ones_like(far), far], axis=1) if activation == "swiglu" else far
+    hidden, slope = np.empty_like(far), np.empty_like(u)
+    ops.activation_forward(u, hidden, slope, activation)
+    np.testing.assert_array_equal(hidden, np.maximum(far, 0))
+    np.testing.assert_array_equal(slope[:, -8:], (far > 0).astype(np.float32))
 
 
 @pytest.mark.parametrize("norm", NORMS)

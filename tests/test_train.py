@@ -14,7 +14,7 @@ from mxsim import proxy
 from mxsim.bias import GAMMA_SITE, PROBE_GROUPS, ProbePlan, saturated_share
 from mxsim.precision import precision_of
 from mxsim.proxy import KINDS
-from mxsim.threads import SMALLEST
+from mxsim.threads import SMALLEST, threaded_dot
 from mxsim.train import first_nonfinite
 
 TINY = mxsim.ProxyConfig(width=16, depth=2, batch=32, lr=1e-2, steps=10, seed=7, eval_samples=64)
@@ -244,11 +244,27 @@ def test_a_blas_that_depends_on_the_cut_is_found_out(monkeypatch: pytest.MonkeyP
 
 def test_a_step_allocates_nothing_large() -> None:
     for name in ("exact", "all_e4m3", "paper_code", "bf16"):
-        cfg = replace(TINY, width=64, depth=2, batch=256, steps=50, data="fixed", eval_samples=64)
-        training = mxsim.start(cfg, mxsim.scheme(name)).advance(3)
-        tracemalloc.start()
-        training.advance(5)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        # Less than one (256, 64) array: headers, views and Python's own objects.
-        assert peak < 64 * 1024, (name, peak)
+        for data in ("fresh", "fixed", "mini-batches"):
+            cfg = replace(TINY, width=64, depth=2, batch=256, steps=50, eval_samples=64)
+            if data != "fresh":
+                size = 256 if data == "fixed" else 1024
+                cfg = replace(cfg, data="fixed", dataset_size=size)
+            training = mxsim.start(cfg, mxsim.scheme(name)).advance(3)
+            tracemalloc.start()
+            training.advance(5)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            # Less than one (256, 64) array: headers, views and Python's own objects.
+            assert peak < 64 * 1024, (name, data, peak)
+
+
+def test_threads_copy_nothing() -> None:
+    dy, x = np.ones((256, 1024), np.float32), np.ones((256, 256), np.float32)
+    out, run = np.empty((1024, 256), np.float32), threaded_dot(2)
+    run(dy.T, x, out)
+    tracemalloc.start()
+    run(dy.T, x, out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * 1024
+    np.testing.assert_array_equal(out, 256)

@@ -1,0 +1,142 @@
+"""Coherent bias and saturation of layer-norm gains against their mean: the clamp cliff.
+
+    python -m figures.gamma_cliff [--tier smoke|full] [--out FILE]
+
+Reads the results of studies/gamma_cliff.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+)
+from mxsim import FORMATS
+from studies.gamma_cliff import STUDY, Results, Tier, load
+
+RULES = {"floor": VERMILION, "even": ORANGE, "rceil": BLUE, "ceil": SKY}
+SDS = (BLACK, VERMILION, ORANGE, GREEN, SKY)
+FORMAT_COLOURS = (VERMILION, ORANGE, GREEN, SKY, BLUE, PURPLE)
+
+
+def means_axis(axis: Axes, results: Results) -> None:
+    """Logarithmic means with the powers of two marked: the cliff comes back every octave."""
+    means = results.design.means
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(means[0], means[-1])
+    axis.set_xticks([0.25, 0.5, 1, 2], ["0.25", "0.5", "1", "2"])
+    axis.axhline(0, color="#999999", linewidth=0.5)
+    for power in (0.25, 0.5, 1, 2):
+        axis.axvline(power, color="#dddddd", linewidth=0.5, zorder=0)
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    design = results.design
+    means, sd = design.means, design.sds.index(0.01)
+    e4m3 = "mxfp8_e4m3"
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 3, figsize=(PAGE_WIDTH, 4.8), sharex=True)
+        for (row, values), unit in zip(
+            enumerate((results.bias, results.saturated)), ("bias, %", "saturated, %"), strict=True
+        ):
+            for rule, colour in RULES.items():
+                axes[row, 0].plot(
+                    means,
+                    100 * values[e4m3, rule][sd].mean(axis=-1),
+                    color=colour,
+                    linestyle="--" if rule == "ceil" else "-",  # often on top of rceil
+                    label=rule,
+                )
+            for i, each in enumerate(design.sds):
+                axes[row, 1].plot(
+                    means,
+                    100 * values[e4m3, "floor"][i].mean(axis=-1),
+                    color=SDS[i],
+                    label=f"sd {each:g}",
+                )
+            for fmt, colour in zip(design.formats, FORMAT_COLOURS, strict=True):
+                top = FORMATS[fmt].element.largest / 2.0 ** FORMATS[fmt].element.emax
+                name = fmt.split("_")[-1].upper().removeprefix("MX")
+                axes[row, 2].plot(
+                    means,
+                    100 * values[fmt, "floor"][sd].mean(axis=-1),
+                    color=colour,
+                    label=f"{name} (top {top:.4g})",
+                )
+            axes[row, 0].set_ylabel(unit)
+        axes[0, 0].set_title("E4M3, sd 0.01, by scale rule")
+        axes[0, 1].set_title("E4M3, floor, by spread of gamma")
+        axes[0, 2].set_title("floor, sd 0.01, by format")
+        for axis in axes.flat:
+            means_axis(axis, results)
+        for axis in axes[1]:
+            axis.set_xlabel("mean of gamma")
+            axis.legend(
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.28),
+                ncol=2,
+                handlelength=1.2,
+                labelspacing=0.2,
+                columnspacing=0.8,
+            )
+        figure.suptitle(
+            f"Gammas ~ N(mean, sd), {design.draws} draws of {design.width}, mean over draws: "
+            "<x, q>/<x, x> - 1 and share beyond the largest",
+            fontsize=8.5,
+        )
+        figure.tight_layout()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    assert np.isfinite(means).all()
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "full"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    try:
+        results = load(arguments.tier, arguments.results)
+    except FileNotFoundError as error:
+        print(f"a result is missing ({error}); run python -m studies.{STUDY}", file=sys.stderr)
+        return 1
+    default = arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    print(draw(results, arguments.out or default))
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
