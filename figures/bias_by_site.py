@@ -1,0 +1,130 @@
+"""Shapley shares of the gradient error by group of sites, and its systematic and random parts.
+
+    python -m figures.bias_by_site [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/bias_by_site.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
+from mxsim.attribution import GROUPS
+from studies.bias_by_site import (
+    PARTS,
+    SCHEMES,
+    STUDY,
+    TRAJECTORIES,
+    Results,
+    Tier,
+    load,
+    shapley_share,
+)
+
+Array = NDArray[Any]
+GROUP_COLOURS = (BLUE, SKY, GREEN, VERMILION, PURPLE)
+LOOK = {
+    "gemm_e4m3": (BLUE, "GEMM operands"),
+    "ln_only_e4m3": (VERMILION, "layer-norm affine"),
+    "all_e4m3": (ORANGE, "all 14 sites"),
+}
+
+
+def bars(axis: Axes, values: Array, colours: tuple[str, ...], labels: list[str]) -> None:
+    """values (seeds, moments, series): medians as bars, quartiles over seeds as whiskers."""
+    series = values.shape[2]
+    at = np.arange(values.shape[1])
+    low, middle, high = np.nanquantile(values, (0.25, 0.5, 0.75), axis=0)
+    width = 0.8 / series
+    for s in range(series):
+        offset = (s - (series - 1) / 2) * width
+        axis.bar(at + offset, middle[:, s], width, color=colours[s], label=labels[s])
+        axis.errorbar(
+            at + offset,
+            middle[:, s],
+            np.stack([middle[:, s] - low[:, s], high[:, s] - middle[:, s]]),
+            fmt="none",
+            ecolor="#333333",
+            elinewidth=0.6,
+        )
+    axis.axhline(0, color="#999999", linewidth=0.5)
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    design = results.design
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            len(TRAJECTORIES), 3, figsize=(PAGE_WIDTH, 4.6), sharex=True, sharey="col"
+        )
+        for row, t in enumerate(TRAJECTORIES):
+            arrays = results.by_trajectory[t]
+            bars(axes[row, 0], shapley_share(arrays), GROUP_COLOURS, list(GROUPS))
+            colours = tuple(LOOK[name][0] for name in SCHEMES)
+            labels = [LOOK[name][1] for name in SCHEMES]
+            for column, part in ((1, "systematic"), (2, "noise")):
+                bars(axes[row, column], arrays["parts"][..., PARTS.index(part)], colours, labels)
+            axes[row, 0].set_ylabel(f"along the {t.replace('_', ' ')} run")
+            for axis in axes[row]:
+                axis.set_xticks(np.arange(len(design.moments)), [str(m) for m in design.moments])
+        axes[0, 0].set_title("Shapley share of zeta squared")
+        axes[0, 1].set_title("systematic, |E eps| / |E g|")
+        axes[0, 2].set_title("random, a batch, / |E g|")
+        for column, columns in ((0, 3), (1, 1), (2, 1)):
+            axes[1, column].set_xlabel("step")
+            axes[1, column].legend(
+                loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=columns, handlelength=1.0
+            )
+        figure.suptitle(
+            f"E4M3, {design.seeds} seeds, {design.averaged} batches, lr {design.base.lr:g}; "
+            "medians, quartiles over seeds",
+            fontsize=8.5,
+        )
+        figure.tight_layout()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    try:
+        results = load(arguments.tier, arguments.results)
+    except FileNotFoundError as error:
+        print(f"a result is missing ({error}); run python -m studies.{STUDY}", file=sys.stderr)
+        return 1
+    default = arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    print(draw(results, arguments.out or default))
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))

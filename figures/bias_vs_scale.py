@@ -1,0 +1,118 @@
+"""Same-point zeta against width, depth, batch, block size and format, three arms.
+
+    python -m figures.bias_vs_scale [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/bias_vs_scale.py; fails if any run is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
+from mxsim.stats import median_over_seeds
+from studies.bias_vs_scale import ARMS, STUDY, Results, Tier, load, over_probes, rows
+
+LOOK = {
+    "gemm": (BLUE, "o", "GEMM operands (12 sites)"),
+    "ln_only": (VERMILION, "s", "layer-norm affine (2 sites)"),
+    "all": (ORANGE, "^", "all 14 sites"),
+}
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    design = results.design
+    panels = rows(results)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1,
+            len(panels),
+            figsize=(PAGE_WIDTH, 2.9),
+            sharey=True,
+            width_ratios=[max(len(values), 2) for values in panels.values()],
+        )
+        for axis, (field, values) in zip(axes, panels.items(), strict=True):
+            for i, name in enumerate(ARMS):
+                colour, marker, label = LOOK[name]
+                found = [
+                    median_over_seeds(over_probes(results, key, f"{name} {which}", 0.5))
+                    for _, key, which in values
+                ]
+                at = np.arange(len(values)) + 0.16 * (i - 1)
+                middle = np.array([each.value for each in found])
+                ends = np.array([[e.value - e.low, e.high - e.value] for e in found]).T
+                axis.errorbar(
+                    at,
+                    middle,
+                    ends,
+                    fmt=marker,
+                    color=colour,
+                    markersize=3.5,
+                    label=label,
+                    elinewidth=0.8,
+                )
+            axis.set_xticks(
+                np.arange(len(values)),
+                [word for word, _, _ in values],
+                rotation=60 if field == "format" else 0,
+                ha="right" if field == "format" else "center",
+            )
+            axis.set_xlim(-0.6, len(values) - 0.4)
+            axis.set_title(field)
+            axis.set_yscale("log")
+            axis.grid(axis="y")
+        axes[0].set_ylabel("zeta, median of a run's probes")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower center", ncol=3)
+        base = design.base
+        figure.suptitle(
+            f"Along exact runs (width {base.width}, depth {base.depth}, batch {base.batch}, "
+            f"{base.activation}, lr {base.lr:g}), E4M3 unless said; median of {design.seeds} "
+            "seeds, 95 %",
+            fontsize=8.5,
+        )
+        figure.tight_layout(rect=(0, 0.07, 1, 1))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    try:
+        results = load(arguments.tier, arguments.results)
+    except FileNotFoundError as error:
+        print(f"{error}; run python -m studies.{STUDY}", file=sys.stderr)
+        return 1
+    default = arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
+    print(draw(results, arguments.out or default))
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
