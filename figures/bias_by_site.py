@@ -1,4 +1,4 @@
-"""Shapley shares of the gradient error by group of sites, and its systematic and random parts.
+"""Shapley shares of the gradient error by group of sites, its parts; gammas, zeta beside loss.
 
     python -m figures.bias_by_site [--tier smoke|laptop] [--out FILE]
 
@@ -22,7 +22,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
+from mxsim import FORMATS, SiteFormat
 from mxsim.attribution import GROUPS
+from mxsim.bias import saturated_share
 from studies.bias_by_site import (
     PARTS,
     SCHEMES,
@@ -100,6 +102,70 @@ def draw(results: Results, out: Path) -> Path:
     return out
 
 
+def draw_mechanism(results: Results, out: Path) -> Path:
+    """Gammas against the code grid, and zeta beside loss, |g| and |E g|, to ``out``."""
+    design, element = results.design, FORMATS["mxfp8_e4m3"].element
+    steps = np.arange(1, design.base.steps // design.trace_every + 1) * design.trace_every
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            len(TRAJECTORIES), 2, figsize=(PAGE_WIDTH, 4.6), sharex="col", squeeze=False
+        )
+        for row, t in enumerate(TRAJECTORIES):
+            arrays = results.by_trajectory[t]
+            gammas = arrays["gammas"]
+            finite = gammas[np.isfinite(gammas)]
+            low, high = np.quantile(finite, (0.002, 0.998))
+            bins = np.linspace(low - 0.02, high + 0.02, 81)
+            histogram = axes[row, 0]
+            site = SiteFormat("mxfp8_e4m3")
+            for i, colour in zip(range(len(design.moments)), (SKY, BLUE, VERMILION), strict=True):
+                values = gammas[:, i]
+                share = np.mean([saturated_share(v, site) for each in values for v in each])
+                histogram.hist(
+                    values.ravel(),
+                    bins,
+                    histtype="step",
+                    density=True,
+                    color=colour,
+                    label=f"step {design.moments[i]}: {100 * share:.0f} % saturated",
+                )
+            positive = element.values[(element.values >= 1) & (element.values < 2)]
+            for octave in (0.25, 0.5, 1.0):  # scale of a block whose maximum lies in the octave
+                for code in positive:
+                    if bins[0] < code * octave < bins[-1]:
+                        histogram.axvline(code * octave, color="#cccccc", linewidth=0.6, zorder=0)
+                top = element.largest / 2.0**element.emax * octave
+                if top < bins[-1] and 2 * octave > bins[0]:
+                    histogram.axvspan(
+                        max(top, bins[0]), min(2 * octave, bins[-1]), color=ORANGE, alpha=0.15
+                    )
+            histogram.set_xlim(bins[0], bins[-1])
+            histogram.set_ylabel(f"along the {t.replace('_', ' ')} run\ndensity of gamma")
+            histogram.legend(loc="upper left")
+            traced = np.nanmedian(arrays["trace"], axis=0)
+            for k, (name, colour, style) in enumerate(
+                (
+                    ("loss", GREEN, "-"),
+                    ("zeta", VERMILION, "-"),
+                    ("|g|, rms of batches", BLUE, "--"),
+                    ("|E g|", BLUE, "-"),
+                )
+            ):
+                axes[row, 1].plot(steps, traced[:, k], style, color=colour, label=name)
+            axes[row, 1].set_yscale("log")
+            axes[row, 1].grid(axis="y")
+        axes[0, 0].set_title("gammas; lines: E4M3 codes; shaded: clamped")
+        axes[0, 1].set_title("all 14 sites, median over seeds")
+        axes[1, 0].set_xlabel("gamma")
+        axes[1, 1].set_xlabel("step")
+        axes[1, 1].legend(loc="best", ncol=2)
+        figure.tight_layout()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Draw the study's figure again, from stored results."""
@@ -120,7 +186,9 @@ def main(arguments: Arguments) -> int:
         print(f"a result is missing ({error}); run python -m studies.{STUDY}", file=sys.stderr)
         return 1
     default = arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    print(draw(results, arguments.out or default))
+    out = arguments.out or default
+    print(draw(results, out))
+    print(draw_mechanism(results, out.with_name(f"{out.stem}_mechanism{out.suffix}")))
     return 0
 
 

@@ -80,12 +80,16 @@ def bias_of(exact: Array, quantized: Array) -> Bias:
 
 
 def _bias(g: Array, q: Array) -> Bias:
-    # The four ratios do not depend on a common factor; a power of two keeps squares in range.
-    largest = float(np.maximum(np.abs(g).max(initial=0.0), np.abs(q).max(initial=0.0)))
+    # The four ratios do not depend on a common factor; where squares might leave the floats' range,
+    # a power of two, which changes no bit of the ratios, brings them back.
+    ends = [f(v, initial=0.0) for v in (g, q) for f in (np.min, np.max)]
+    largest = float(np.max(np.abs(ends)))
     if not math.isfinite(largest):
         return Bias(math.nan, math.nan, math.nan, math.nan, _norm(g), _norm(q))
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
-    g, q = g / unit, q / unit
+    unit = 1.0
+    if largest > 0 and not 1e-30 < largest < 1e100:
+        unit = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+        g, q = g / unit, q / unit
     error = q - g
     norm, quantized, error_norm = _norm(g), _norm(q), _norm(error)
     if norm == 0:

@@ -58,6 +58,7 @@ def save_checkpoint(training: Training, path: Path | str) -> Path:
         "bad_step": training.bad_step,
         "bad_tensor": training.bad_tensor,
         "seconds": training.seconds,
+        "probe_seconds": training.probe_seconds,
         "versions": dict(provenance()),
     }
     return write_whole(where, arrays, meta, compress=False)
@@ -91,6 +92,7 @@ def load_checkpoint(path: Path | str) -> Training:
         training.bad_step = None if meta["bad_step"] is None else _count(meta["bad_step"])
         training.bad_tensor = None if meta["bad_tensor"] is None else str(meta["bad_tensor"])
         training.seconds = float(meta["seconds"])
+        training.probe_seconds = float(meta["probe_seconds"])
         _fill(training.flat, arrays, "weights")
         _fill(training.optimizer.first, arrays, "first_moment")
         _fill(training.optimizer.second, arrays, "second_moment")

@@ -229,7 +229,10 @@ def summary(run: Run) -> str:
                 f"90 % {np.quantile(zeta, 0.9):.3g}, largest {zeta.max():.3g}"
             )
     done = run.config.steps if run.first_bad_tensor is None else (run.first_bad_step or 0) + 1
-    lines.append(f"{in_words(run.seconds)}, {1e3 * run.seconds / done:.2f} ms a step")
+    line = f"{in_words(run.seconds)}, {1e3 * run.seconds / done:.2f} ms a step"
+    if run.probes is not None:
+        line += f"; probes took {100 * run.probe_seconds / run.seconds:.1f} % of it"
+    lines.append(line)
     return "\n".join(lines)
 
 

@@ -79,6 +79,7 @@ def _meta(point: Point, run: Run) -> dict[str, Any]:
         "zero_loss": run.zero_loss,
         "input_power": run.input_power,
         "seconds": run.seconds,
+        "probe_seconds": run.probe_seconds,
         "versions": dict(provenance()),
     }
 

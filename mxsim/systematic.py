@@ -50,6 +50,7 @@ class BatchBias:
     - noise: sqrt(E |eps - E eps|^2) / |E g|, the random part, a batch's worth.
     - signal: |E g|^2 / E |g|^2; near 0 the batch gradient is noise, and |g| does not shrink with
       |E g|.
+    - norm: sqrt(E |g|^2), so that |E g| = norm sqrt(signal).
     - zetas: |eps_i| / |g_i| of each batch.
     - operator_norm: a lower bound on |Z| if one Z with eps = Z g serves all batches: the largest
       |E c| / |G c| over combinations c of the batches, never below the largest single zeta.  It
@@ -63,6 +64,7 @@ class BatchBias:
     alpha: Estimate
     noise: Estimate
     signal: Estimate
+    norm: float
     zetas: tuple[float, ...]
     operator_norm: float
 
@@ -143,6 +145,7 @@ def from_products(gg: Array, eg: Array, ee: Array) -> BatchBias:
     estimates = {name: _interval(values, m) for name, values in series.items()}
     return BatchBias(
         **estimates,
+        norm=float(np.sqrt(np.diag(gg).mean())),
         zetas=tuple(float(z) for z in zetas),
         operator_norm=_operator_norm(gg, ee, zetas),
     )

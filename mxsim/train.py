@@ -67,6 +67,7 @@ class Run:
     probes: ProbeSeries | None
     params: Params
     seconds: float
+    probe_seconds: float  # of them, what the probes took
 
     @property
     def status(self) -> Status:
@@ -107,6 +108,7 @@ class Training:
     bad_step: int | None = None
     bad_tensor: str | None = None
     seconds: float = 0.0
+    probe_seconds: float = 0.0
     threads: int = 1  # of this process; the bits are the same for any number
 
     @property
@@ -149,7 +151,9 @@ class Training:
             while self.step < stop and self.bad_step is None:
                 x, y = bench.batches.fill(self.step, bench.sample)
                 if prober:
+                    probing = time.perf_counter()
                     prober(self.step, params, x, y)
+                    self.probe_seconds += time.perf_counter() - probing
                 loss = bench.loss(params, x, y, self.step)
                 norm = math.sqrt(squared_norm(bench.flat_grads))
                 self.losses[self.step], self.grad_norms[self.step] = loss, norm
@@ -198,6 +202,7 @@ class Training:
             probes=self.probes,
             params=params,
             seconds=self.seconds + time.perf_counter() - started,
+            probe_seconds=self.probe_seconds,
         )
 
 

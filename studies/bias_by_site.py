@@ -34,6 +34,7 @@ STUDY = "bias_by_site"
 TRAJECTORIES = ("exact", "all_e4m3")
 SCHEMES = ("gemm_e4m3", "ln_only_e4m3", "all_e4m3")
 PARTS = ("systematic", "systematic_squared", "noise", "alpha", "signal", "operator_norm", "zeta")
+TRACE = ("loss", "zeta", "norm", "mean_norm")
 FRESH = 10**6  # batches from this step on are seen by no run
 
 
@@ -46,14 +47,28 @@ class Design:
     seeds: int
     attributed: int  # batches for attribution
     averaged: int  # batches for the systematic part
+    trace_every: int  # steps between points of the trace, on ``traced`` batches
+    traced: int
 
 
 DESIGNS: dict[Tier, Design] = {
     "smoke": Design(
-        ProxyConfig(width=32, depth=2, batch=32, steps=12, eval_samples=32), (2, 6, 12), 2, 1, 3
+        ProxyConfig(width=32, depth=2, batch=32, steps=12, eval_samples=32),
+        (2, 6, 12),
+        2,
+        1,
+        3,
+        4,
+        3,
     ),
     "laptop": Design(
-        ProxyConfig(width=64, depth=4, batch=256, steps=800, lr=5e-3), (100, 400, 800), 8, 4, 16
+        ProxyConfig(width=64, depth=4, batch=256, steps=800, lr=5e-3),
+        (100, 400, 800),
+        8,
+        4,
+        16,
+        50,
+        8,
     ),
 }
 
@@ -75,7 +90,8 @@ def cells(design: Design) -> list[Cell]:
 
 def run(cell: Cell) -> Record:
     """Arrays by moment: alone, without (moments, batches, sites), whole (moments, batches), shapley
-    (moments, batches, groups), parts (moments, schemes, PARTS), gamma (moments,) its mean.
+    (moments, batches, groups), parts (moments, schemes, PARTS), gammas (moments, depth, width); and
+    trace (points, TRACE) every ``trace_every`` steps, with all 14 sites.
     """
     design = cell.design
     cfg = ProxyConfig(**asdict(design.base) | {"seed": cell.seed})
@@ -89,14 +105,24 @@ def run(cell: Cell) -> Record:
         "whole": np.full((t, b), np.nan),
         "shapley": np.full((t, b, len(GROUPS)), np.nan),
         "parts": np.full((t, len(SCHEMES), len(PARTS)), np.nan),
-        "gamma": np.full(t, np.nan),
+        "gammas": np.full((t, cfg.depth, cfg.width), np.nan),
+        "trace": np.full((cfg.steps // design.trace_every, len(TRACE)), np.nan),
     }
     everything = scheme("all_e4m3")
-    for i, moment in enumerate(design.moments):
-        training.advance(moment - training.step)
+    traced = {k * design.trace_every: k - 1 for k in range(1, len(arrays["trace"]) + 1)}
+    for step in sorted({*design.moments, *traced}):
+        training.advance(step - training.step)
         if training.bad_step is not None:
             break
         params = training.params
+        if step in traced:
+            bias = bias_over_batches(params, batches[: design.traced], cfg, everything)["all"]
+            signal = bias.norm * np.sqrt(max(bias.signal.value, 0.0))
+            loss = training.losses[max(step - 20, 0) : step].mean()
+            arrays["trace"][traced[step]] = (loss, np.median(bias.zetas), bias.norm, signal)
+        if step not in design.moments:
+            continue
+        i = design.moments.index(step)
         for j, (x, y) in enumerate(batches[:b]):
             found = site_attribution(params, x, y, cfg, everything)
             arrays["alone"][i, j] = [found.alone[site].zeta for site in SITES]
@@ -108,7 +134,7 @@ def run(cell: Cell) -> Record:
             bias = bias_over_batches(params, batches, cfg, scheme(name))["all"]
             values = [getattr(bias, part).value for part in PARTS[:5]]
             arrays["parts"][i, k] = [*values, bias.operator_norm, np.median(bias.zetas)]
-        arrays["gamma"][i] = np.mean([block["ln_gamma"].mean() for block in params])
+        arrays["gammas"][i] = [block["ln_gamma"] for block in params]
     meta = {"cell": asdict(cell), "versions": dict(provenance()), "bad_step": training.bad_step}
     return Record(result_id(cell), arrays, meta)
 
@@ -199,7 +225,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Compute what is missing, print the tables, draw the figure; the exit status."""
-    from figures.bias_by_site import draw  # the figure reads this module
+    from figures.bias_by_site import draw, draw_mechanism  # the figure reads this module
 
     console = Console()
     store = Store(arguments.results / STUDY)
@@ -211,6 +237,7 @@ def main(arguments: Arguments) -> int:
         each = design.base.steps + len(design.moments) * (
             design.attributed * gradients + 2 * len(SCHEMES) * design.averaged
         )
+        each += design.base.steps // design.trace_every * 2 * design.traced
         cost = 4e-3 * (design.base.width / 64) ** 2 * design.base.depth / 4
         console.print(
             f"{len(jobs)} runs, {left} to do, about {each} gradients each: "
@@ -222,7 +249,8 @@ def main(arguments: Arguments) -> int:
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 150)))
     figure = draw(results, store.folder / f"{STUDY}_{arguments.tier}.png")
-    console.print(f"figure: {figure}", soft_wrap=True)
+    mechanism = draw_mechanism(results, store.folder / f"{STUDY}_{arguments.tier}_mechanism.png")
+    console.print(f"figures: {figure}, {mechanism}", soft_wrap=True)
     return 0
 
 

@@ -34,6 +34,7 @@ def test_squared_estimates_are_unbiased() -> None:
     assert abs(alpha.mean() - 1.3) < 4 * alpha.std() / np.sqrt(len(alpha)) + 0.005
     noise = np.array([each.noise.value for each in found])
     assert noise.mean() == pytest.approx(0.6, rel=0.03)
+    assert np.mean([each.norm**2 for each in found]) == pytest.approx(2.0, rel=0.02)
     signal = np.array([each.signal.value for each in found])
     assert signal.mean() == pytest.approx(0.5, rel=0.05)
     # The plain mean over batches would call the noise systematic: 0.09 + 0.36 / 24.
