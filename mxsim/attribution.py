@@ -57,7 +57,12 @@ class Attribution:
 
 
 def with_sites(scheme: PrecisionScheme, on: Sequence[str]) -> PrecisionScheme:
-    """``scheme`` with all sites exact but ``on``; overrides of the others go as well."""
+    """``scheme`` with all sites exact but ``on``; overrides of the others go as well.
+
+    Raises ValueError for an unknown site.
+    """
+    for site in on:
+        choose("site", site, SITES)
     off: dict[str, Any] = {site: EXACT for site in SITES if site not in on}
     kept = tuple(each for each in scheme.overrides if each[1] in on)
     return replace(scheme, overrides=kept, **off)
@@ -111,6 +116,7 @@ def site_attribution(
 
     Arguments and errors as for ``gradient_bias``.
     """
+    precision_of(scheme, cfg.depth)  # refuses what is no scheme
     meter = _Meter(params, x, y, cfg, step)
     active = active_sites(scheme)
     return Attribution(
@@ -135,10 +141,14 @@ def shapley_values(
 ) -> Mapping[str, float]:
     """Each group's share of zeta^2 = |eps|^2 / |g|^2, exactly: 2^k gradients for k groups.
 
-    The shares sum to the scheme's zeta^2 minus that of its internals alone.  A share may be
-    negative: a group whose error makes up for another's.  Raises ValueError for an unknown site, a
-    site in two groups, or more than ten groups.
+    The shares sum to the scheme's zeta^2 minus that of the scheme without any group (its internals,
+    sites in no group).  A share may be negative: a group whose error makes up for another's.
+    Raises TypeError unless ``groups`` maps names to sequences of sites, ValueError for an unknown
+    site, a site in two groups, or more than ten groups.
     """
+    precision_of(scheme, cfg.depth)  # refuses what is no scheme
+    if not isinstance(groups, Mapping) or any(isinstance(g, str) for g in groups.values()):
+        raise TypeError(f"groups must map names to sequences of sites; got {groups!r}")
     if len(groups) > 10:
         raise ValueError(f"groups must be at most 10 (2^k gradients); got {len(groups)}")
     members = [site for sites in groups.values() for site in sites]

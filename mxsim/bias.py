@@ -72,7 +72,11 @@ class BiasReport(Bias):
 
 
 def bias_of(exact: Array, quantized: Array) -> Bias:
-    """Bias of two gradients given as vectors of one shape."""
+    """Bias of two gradients given as vectors of one shape; ValueError if their shapes differ."""
+    if np.shape(exact) != np.shape(quantized):
+        raise ValueError(
+            f"exact and quantized must have one shape; got {np.shape(exact)}, {np.shape(quantized)}"
+        )
     g = np.asarray(exact, np.float64).ravel()
     q = np.asarray(quantized, np.float64).ravel()
     with np.errstate(all="ignore"):
@@ -157,8 +161,11 @@ def saturated_share(values: ArrayLike, site: SiteFormat) -> float:
 
     Zero for a site without shared scales.  A block with a NaN or Inf counts as saturated.
     """
+    given: object = site
+    if not isinstance(given, SiteFormat):
+        raise TypeError(f"site must be a SiteFormat; got {given!r}")
     rounder = site.rounder()
-    if not isinstance(rounder, Rounder):
+    if not isinstance(rounder, Rounder) or not np.size(values):
         return 0.0
     own_rule = None if rounder.format.scale != "e8m0" else rounder.scale_rule
     v = np.asarray(values).ravel()

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf
 
 from mxsim.config import ProxyConfig
-from mxsim.formats import IntFormat
+from mxsim.formats import SCALE_RULES, IntFormat, choose
+from mxsim.layout import check_block_size
 from mxsim.mxarray import QuantizationStats, as_format
 from mxsim.philox import Noise
 from mxsim.precision import BlockPrecision, PrecisionScheme, precision_of
@@ -106,9 +107,16 @@ def gaussian_clamp(fmt: str, block_size: int = 32, scale_rule: str = "floor") ->
     A block saturates if its maximum's significand lies between ``top`` and the rule's threshold:
     with F(t) = P(|x| <= t) and n elements, the sum over octaves k of F(u)^n - F(t)^n, t = top 2^k,
     u = threshold 2^k; of its elements, those in (t, u] are clamped, n (F(u) - F(t)) F(u)^(n-1) on
-    average.  E8M0 formats.  Raises as ``quantize`` for unknown names.
+    average.  Symmetric elements under E8M0 scales.  Raises as ``quantize`` for unknown names and
+    block sizes, ValueError for NVFP4 and asymmetric integers.
     """
     form = as_format(fmt)
+    choose("scale_rule", scale_rule, SCALE_RULES)
+    size = check_block_size(block_size)
+    if not isinstance(size, int):
+        raise ValueError(f"block_size must be an integer; got {block_size!r}")
+    if form.scale != "e8m0" or (isinstance(form.element, IntFormat) and not form.element.symmetric):
+        raise ValueError(f"fmt must be symmetric with an E8M0 scale; got {form.name}")
     threshold, _ = form.bump_threshold(scale_rule)
     element = form.element
     top = element.largest / 2.0**element.emax
@@ -148,25 +156,31 @@ def error_parts(
     block_size: int | None = None,
     scale_rule: str | None = None,
     rounding: str = "even",
+    noise: Noise | ArrayLike | None = None,
 ) -> ErrorParts:
-    """Split the quantization error of a finite, nonzero array.  Arguments as for ``quantize``."""
-    q = quantize(x, fmt, axis, block_size, scale_rule, rounding, nonfinite="raise")
+    """Split the quantization error of a finite, nonzero array.  Arguments as for ``quantize``.
+
+    An element that is saturated because its scale rounded to zero (NVFP4) counts as flushed.
+    """
+    q = quantize(x, fmt, axis, block_size, scale_rule, rounding, noise=noise, nonfinite="raise")
     exact = np.asarray(x, np.float64)
-    values = q.dequantize(np.float64)
-    power = float((exact**2).sum())
-    if power == 0:
+    largest = float(np.abs(exact).max(initial=0.0))
+    if largest == 0:
         raise ValueError("x must have a nonzero element; got zeros alone")
+    unit = math.ldexp(1.0, math.frexp(largest)[1])  # keeps squares in range, changes no ratio
+    exact, values = exact / unit, q.dequantize(np.float64) / unit
+    power = float((exact**2).sum())
     gain = float((exact * values).sum()) / power
     rest = (values - gain * exact) ** 2 / power
-    limit = q.format.element.largest * q.blocks.spread(q.scale_values(), q.shape)
+    limit = q.format.element.largest * q.blocks.spread(q.scale_values(), q.shape) / unit
     if isinstance(q.format.element, IntFormat) and not q.format.element.symmetric:
         limit = np.where(
             exact < 0,
             limit + q.format.element.smallest_subnormal * limit / q.format.element.largest,
             limit,
         )
-    saturated = np.abs(exact) > limit
     flushed = (values == 0) & (exact != 0)
+    saturated = (np.abs(exact) > limit) & ~flushed
     return ErrorParts(
         total=float(((values - exact) ** 2).sum()) / power,
         scale=(gain - 1) ** 2,

@@ -341,6 +341,8 @@ def precision_of(
     if not isinstance(given, PrecisionScheme):
         hint = f" (mxsim.scheme({given!r})?)" if isinstance(given, str) else ""
         raise TypeError(f"scheme must be a PrecisionScheme; got {given!r}{hint}")
+    if as_integer("step", step, "an integer of at least 0") < 0:
+        raise ValueError(f"step must be at least 0; got {step}")
     for block, site, _ in scheme.overrides:
         if block >= depth:
             raise ValueError(

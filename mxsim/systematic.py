@@ -6,6 +6,8 @@ over batches are estimated without bias by leaving out the products of a batch w
     |E v|^2  ~  sum over i != j of <v_i, v_j> / (m (m - 1)),
 
 so the noise of a batch does not pass for a systematic error; such an estimate may be negative.
+Ratios of two such estimates have a bias of order 1/m, and are of little use where |E g|^2 itself is
+hardly seen above its own uncertainty (``signal`` near 0).
 Everything comes from the inner products of the m gradients with each other.
 """
 
@@ -45,7 +47,7 @@ class BatchBias:
     """How g~ differs from g over m batches, for one group of parameters.
 
     - systematic: |E eps| / |E g|, the part that more data does not average away; 0 where the
-      unbiased estimate of its square, ``systematic_squared``, is negative.
+      estimate of its square, ``systematic_squared``, is negative.
     - alpha: <E g~, E g> / |E g|^2, the aligned gain of the mean gradient.
     - noise: sqrt(E |eps - E eps|^2) / |E g|, the random part, a batch's worth.
     - signal: |E g|^2 / E |g|^2; near 0 the batch gradient is noise, and |g| does not shrink with
@@ -56,7 +58,10 @@ class BatchBias:
       |E c| / |G c| over combinations c of the batches, never below the largest single zeta.  It
       says nothing if no such Z exists (rounding is not linear), and it grows with m.
 
-    Intervals: 95 %, bootstrap over batches.  NaN where |E g|^2 is not seen above 0.
+    Intervals: percentile bootstrap over batches, products of a batch with itself left out; meant as
+    95 %, they cover about 88 % at m = 8, 90 % at 16 and 94 % at 64, and have NaN ends below m = 4.
+    Values are NaN where |E g|^2 is not seen above 0 (resamples of that kind are left out), zetas
+    and operator_norm where a batch has no gradient at all.
     """
 
     systematic: Estimate
@@ -88,8 +93,15 @@ def bias_over_batches(
     flat = np.empty((2, m, size), real)  # exact gradients, errors
     with one_blas_thread():
         ws = None
-        for i, (x, y) in enumerate(batches):
-            x_, y_ = check_batch(x, y, cfg, real)
+        for i, batch in enumerate(batches):
+            if not isinstance(batch, tuple) or len(batch) != 2:
+                raise TypeError(
+                    f"batches must hold (x, y) pairs; batch {i} is {type(batch).__name__}"
+                )
+            try:
+                x_, y_ = check_batch(*batch, cfg, real)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"batch {i}: {error}") from None
             if ws is None or len(x_) != len(ws.stream):
                 ws = workspace(cfg, len(x_), real)
             for row, each in enumerate((PrecisionScheme(), scheme)):
@@ -126,6 +138,9 @@ def _by_group(flat: Array, cfg: ProxyConfig) -> dict[Group, BatchBias]:
 def from_products(gg: Array, eg: Array, ee: Array) -> BatchBias:
     """BatchBias from inner products (m, m): <g_i, g_j>, <eps_i, g_j>, <eps_i, eps_j>."""
     m = len(gg)
+    largest = float(np.max(np.diag(gg), initial=0.0))
+    unit = 2.0 ** np.floor(np.log2(largest)) if 0 < largest < np.inf else 1.0
+    gg, eg, ee = gg / unit, eg / unit, ee / unit  # ratios stay, and products of them in range
     counts = np.random.default_rng(0).multinomial(m, np.full(m, 1 / m), RESAMPLES)
     weights = np.concatenate([np.ones((1, m)), counts])  # the first is the sample itself
     mean_gg, mean_eg, mean_ee = (_mean_product(weights, each) for each in (gg, eg, ee))
@@ -145,7 +160,7 @@ def from_products(gg: Array, eg: Array, ee: Array) -> BatchBias:
     estimates = {name: _interval(values, m) for name, values in series.items()}
     return BatchBias(
         **estimates,
-        norm=float(np.sqrt(np.diag(gg).mean())),
+        norm=float(np.sqrt(np.diag(gg).mean()) * np.sqrt(unit)),
         zetas=tuple(float(z) for z in zetas),
         operator_norm=_operator_norm(gg, ee, zetas),
     )
@@ -162,7 +177,7 @@ def _mean_product(weights: Array, products: Array) -> Array:
 def _interval(values: Array, m: int) -> Estimate:
     """values[0] is the estimate, the rest its resamples."""
     resampled = values[1:][np.isfinite(values[1:])]
-    if not len(resampled):
+    if not len(resampled) or m < 4:
         return Estimate(float(values[0]), math.nan, math.nan, m)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, (tail, 1 - tail))

@@ -24,7 +24,7 @@ from mxsim.attribution import GROUPS, shapley_values, site_attribution
 from mxsim.estimate import in_words
 from mxsim.precision import SITES
 from mxsim.progress import execute_jobs
-from mxsim.stats import median_over_seeds
+from mxsim.stats import Estimate, median_over_seeds
 from mxsim.store import Record, Store, provenance, result_id
 from mxsim.systematic import bias_over_batches
 
@@ -141,23 +141,32 @@ def run(cell: Cell) -> Record:
 
 @dataclass(frozen=True)
 class Results:
-    """Arrays of all seeds by trajectory: (seeds, ...), see ``run``."""
+    """Arrays of all seeds by trajectory: (seeds, ...), see ``run``; NaN where a run had stopped."""
 
     design: Design
     by_trajectory: dict[str, dict[str, Array]]
+    stopped: dict[str, int]  # runs that met a NaN or Inf
 
 
 def load(tier: Tier, results: Path) -> Results:
     """Read a tier's results; FileNotFoundError if one is missing."""
     design, store = DESIGNS[tier], Store(results / STUDY)
     found: dict[str, list[Any]] = {t: [] for t in TRAJECTORIES}
+    stopped = dict.fromkeys(TRAJECTORIES, 0)
     for cell in cells(design):
-        found[cell.trajectory].append(store.load(result_id(cell)).arrays)
+        record = store.load(result_id(cell))
+        found[cell.trajectory].append(record.arrays)
+        stopped[cell.trajectory] += record.meta["bad_step"] is not None
     stacked = {
         t: {name: np.stack([each[name] for each in arrays]) for name in arrays[0]}
         for t, arrays in found.items()
     }
-    return Results(design, stacked)
+    return Results(design, stacked, stopped)
+
+
+def over_seeds(values: Array) -> Estimate:
+    """Median over the seeds that got there; values (seeds,)."""
+    return median_over_seeds(values[np.isfinite(values)])
 
 
 def shapley_share(arrays: dict[str, Array]) -> Array:
@@ -171,15 +180,20 @@ def print_tables(results: Results, console: Console) -> None:
     design = results.design
     for t, arrays in results.by_trajectory.items():
         title = f"along the {t} run, lr {design.base.lr:g}: median over {design.seeds} seeds [95 %]"
-        table = Table(title=f"Shapley share of zeta^2, {title}", title_justify="left")
+        if results.stopped[t]:
+            console.print(f"{results.stopped[t]} of {design.seeds} {t} runs stopped early")
+        table = Table(
+            title=f"Shapley share of zeta^2, {design.attributed} batches together, {title}",
+            title_justify="left",
+        )
         table.add_column("step")
         for name in GROUPS:
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("zeta of all 14", justify="right", no_wrap=True)
         share, whole = shapley_share(arrays), np.median(arrays["whole"], axis=2)
         for i, moment in enumerate(design.moments):
-            shares = [str(median_over_seeds(share[:, i, g])) for g in range(len(GROUPS))]
-            table.add_row(str(moment), *shares, str(median_over_seeds(whole[:, i])))
+            shares = [str(over_seeds(share[:, i, g])) for g in range(len(GROUPS))]
+            table.add_row(str(moment), *shares, str(over_seeds(whole[:, i])))
         console.print(table)
         table = Table(
             title=f"{design.averaged} batches, all parameters, {title}", title_justify="left"
@@ -190,12 +204,13 @@ def print_tables(results: Results, console: Console) -> None:
         for i, moment in enumerate(design.moments):
             for k, name in enumerate(SCHEMES):
                 values = arrays["parts"][:, i, k]
-                cells_ = [str(median_over_seeds(values[:, PARTS.index(p)])) for p in shown]
+                cells_ = [str(over_seeds(values[:, PARTS.index(p)])) for p in shown]
                 table.add_row(str(moment), name, *cells_)
         console.print(table)
     late = results.by_trajectory
     table = Table(
-        title=f"step {design.moments[-1]}: zeta with the site alone, and without it",
+        title=f"step {design.moments[-1]}: zeta with the site alone, and without it, median of "
+        f"{design.attributed} batches, then of {design.seeds} seeds [95 %]",
         title_justify="left",
     )
     table.add_column("site")
@@ -206,7 +221,7 @@ def print_tables(results: Results, console: Console) -> None:
         row = []
         for t in TRAJECTORIES:
             for name in ("alone", "without"):
-                row.append(str(median_over_seeds(np.median(late[t][name][:, -1, :, s], axis=1))))
+                row.append(str(over_seeds(np.median(late[t][name][:, -1, :, s], axis=1))))
         table.add_row(site, *row)
     console.print(table)
 

@@ -3,8 +3,9 @@
     python -m studies.bias_vs_scale [--tier smoke|laptop] [--results DIR]
 
 Along exact runs, every 20 steps, the same-point zeta of GEMM operands alone, layer-norm affine
-alone and all 14 sites.  One thing is varied at a time; formats and block sizes are probed on one
-run.
+alone and all 14 sites.  One field of the configuration is varied at a time (the teacher has the
+student's width and depth, so the task changes with them); formats and block sizes are probed on one
+run.  The probe at step 0, where gamma is 1 and beta 0 in every format, is left out.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def load(tier: Tier, results: Path) -> Results:
         record = records[point.id]
         statuses.append(str(record.meta["status"]))
         for s, label in enumerate(record.meta["probe_labels"]):
-            zeta.setdefault((key, label), []).append(record.arrays["probe_zeta"][:, s, 0])
+            zeta.setdefault((key, label), []).append(record.arrays["probe_zeta"][1:, s, 0])
     return Results(design, {k: np.array(v) for k, v in zeta.items()}, tuple(statuses))
 
 
@@ -149,7 +150,7 @@ def over_probes(results: Results, key: tuple[str, int], label: str, quantile: fl
 def print_tables(results: Results, console: Console) -> None:
     """Median over probes, then over seeds; and the 90 % quantile over probes."""
     design = results.design
-    probes = -(-design.base.steps // design.probe_every)
+    probes = -(-design.base.steps // design.probe_every) - 1
     table = Table(
         title=f"zeta along exact runs, {probes} probes, {design.seeds} seeds: median over probes, "
         "then over seeds [95 %]; 90 %: quantile over probes",

@@ -125,8 +125,12 @@ def print_tables(results: Results, console: Console) -> None:
         row.append(f"{100 * results.saturated[fmt, 'floor'][sd, near].mean():.1f}")
         table.add_row(fmt, *row)
     console.print(table)
-    table = Table(title="equal gammas (sd 0) in [1, 2), floor", title_justify="left")
-    for name in ("format", "saturates\nabove", "expected\ntop", "deepest\nbias %", "at"):
+    step = 2 ** (1 / design.per_octave)
+    table = Table(
+        title=f"equal gammas (sd 0) in [1, 2), floor, on a grid of ratio {step:.4f}",
+        title_justify="left",
+    )
+    for name in ("format", "saturates\nabove", "expected\ntop", "cliff\nbias %", "at"):
         table.add_column(name, justify="left" if name == "format" else "right", no_wrap=True)
     octave = (means >= 1) & (means < 2)
     for fmt in design.formats:
@@ -135,7 +139,7 @@ def print_tables(results: Results, console: Console) -> None:
         element = FORMATS[fmt].element
         top = element.largest / 2.0**element.emax
         clean = means[octave][share == 0]
-        deepest = int(bias.argmin())
+        deepest = int(np.where(share > 0, bias, np.inf).argmin())
         table.add_row(
             fmt,
             f"{clean.max():.3f}",

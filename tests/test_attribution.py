@@ -87,5 +87,11 @@ def test_refusals() -> None:
         shapley_values(*point(), CFG, ALL, {"a": ("ln_gamma",), "b": ("ln_gamma",)})
     with pytest.raises(ValueError, match=r"site of a group.*got 'gamma'"):
         shapley_values(*point(), CFG, ALL, {"a": ("gamma",)})
+    with pytest.raises(TypeError, match="scheme must be a PrecisionScheme; got 'all_e4m3'"):
+        site_attribution(*point(), CFG, "all_e4m3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="groups must map names to sequences"):
+        shapley_values(*point(), CFG, ALL, {"g": "ln_gamma"})
+    with pytest.raises(ValueError, match=r"site must be one of .*got 'ln_gama'"):
+        with_sites(ALL, ("ln_gama",))
     with pytest.raises(ValueError, match="at most 10"):
         shapley_values(*point(), CFG, ALL, {site: (site,) for site in SITES})

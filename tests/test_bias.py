@@ -123,6 +123,17 @@ def test_saturated_share_counts_before_rounding() -> None:
     assert saturated_share(np.array([0.9] * 32 + [0.5], np.float32), site) == 32 / 33
 
 
+def test_bad_arguments_of_the_instruments() -> None:
+    params, x, y = start()
+    with pytest.raises(ValueError, match=r"one shape; got \(3,\), \(2,\)"):
+        bias_of(np.ones(3), np.ones(2))
+    with pytest.raises(ValueError, match="step must be at least 0; got -1"):
+        mxsim.gradient_bias(params, x, y, CFG, mxsim.scheme("exact"), step=-1)
+    with pytest.raises(TypeError, match="site must be a SiteFormat; got 'mxfp8_e4m3'"):
+        saturated_share(np.ones(3), "mxfp8_e4m3")  # type: ignore[arg-type]
+    assert saturated_share([], SiteFormat("mxfp8_e4m3")) == 0
+
+
 def test_the_probe_records_what_gradient_bias_computes() -> None:
     params, x, y = start()
     schemes = tuple((name, mxsim.scheme(name)) for name in ("gemm_e4m3", "ln_only_e4m3"))

@@ -93,6 +93,40 @@ def test_parts_of_an_error_sum_to_it(fmt: str) -> None:
         assert (parts.flushed > 0) == (stats.flushed > 0)
 
 
+def test_parts_of_errors_at_the_ends() -> None:
+    # a block whose NVFP4 scale rounds to zero is flushed, not saturated as well
+    x = np.concatenate([[1e6], np.zeros(15), np.ones(32)]).astype(np.float32)
+    parts = error_parts(x, "nvfp4")
+    assert parts.saturated < 1e-15 < parts.flushed
+    whole = parts.scale + parts.saturated + parts.flushed + parts.grid
+    assert parts.total == pytest.approx(whole, rel=1e-12)
+    wide = np.random.default_rng(0).standard_normal(64)
+    middle = error_parts(wide, "mxfp8_e4m3")
+    for exponent in (60, -60):  # whole powers of two move nothing
+        assert error_parts(np.ldexp(wide, exponent), "mxfp8_e4m3") == middle
+    assert error_parts(1e200 * wide, "mxfp8_e4m3").total == pytest.approx(1)  # E8M0 ends at 2^127
+    assert error_parts(1e-200 * wide, "mxfp8_e4m3").total == 1
+    noise = mxsim.Noise(1)
+    stochastic = error_parts(wide, "mxfp4_e2m1", rounding="stochastic", noise=noise)
+    assert stochastic.total > error_parts(wide, "mxfp4_e2m1").total
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("mxfp8_e4m3", 32, "up"), "scale_rule must be one of floor"),
+        (("nvfp4",), "symmetric with an E8M0 scale; got nvfp4"),
+        (("mxint8_asymmetric",), "symmetric with an E8M0 scale; got mxint8_asymmetric"),
+        (("mxfp8_e4m3", 0), "block_size must be at least 1; got 0"),
+        (("mxfp8_e4m3", "tensor"), "block_size must be an integer"),
+        (("e4m3",), "mxfp8_e4m3"),
+    ],
+)
+def test_the_closed_form_refuses(arguments: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        gaussian_clamp(*arguments)
+
+
 def test_on_the_cliff_the_error_is_one_coherent_scaling() -> None:
     x = np.random.default_rng(3).normal(0.97, 0.002, (1, 4096))
     parts = error_parts(x, "mxfp8_e4m3")

@@ -80,6 +80,20 @@ def test_no_gradient_at_all_is_nan_without_a_warning() -> None:
     assert np.isnan(bias.operator_norm)
 
 
+def test_few_batches_have_no_interval_and_any_size_is_in_range() -> None:
+    rng = np.random.default_rng(1)
+    g = 1 + 0.1 * rng.standard_normal((3, 50))
+    bias = from_vectors(g, 0.1 * g)
+    assert bias.alpha.value == pytest.approx(1.1)
+    assert np.isnan([bias.alpha.low, bias.alpha.high]).all()
+    g = 1 + 0.1 * rng.standard_normal((6, 50))
+    middle = from_vectors(g, 0.1 * g)
+    tiny = from_vectors(1e-150 * g, 1e-151 * g)
+    assert tiny.alpha.value == pytest.approx(middle.alpha.value)
+    assert tiny.norm == pytest.approx(1e-150 * middle.norm)
+    assert tiny.operator_norm == pytest.approx(0.1)
+
+
 def batches(m: int) -> list[tuple[np.ndarray, np.ndarray]]:
     source = mxsim.make_batches(CFG, mxsim.make_teacher(CFG))
     return [source.at(step) for step in range(m)]
@@ -123,3 +137,7 @@ def test_refusals() -> None:
     params, [one] = mxsim.init_params(CFG), batches(1)
     with pytest.raises(ValueError, match=r"at least two.*got 1"):
         bias_over_batches(params, [one], CFG, mxsim.scheme("exact"))
+    with pytest.raises(TypeError, match=r"\(x, y\) pairs; batch 0 is ndarray"):
+        bias_over_batches(params, list(one), CFG, mxsim.scheme("exact"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch 1: x must have shape"):
+        bias_over_batches(params, [one, (one[0][:, :3], one[1])], CFG, mxsim.scheme("exact"))
