@@ -1,6 +1,6 @@
 """Losses, zeta, cos and gamma saturation over steps, four arms, spread over seeds.
 
-    python -m figures.ln_affine_isolation [--tier smoke|laptop|long] [--out FILE]
+    python -m figures.ln_affine_isolation [--tier smoke|laptop|long|deep] [--out FILE]
 
 Reads the results of studies/ln_affine_isolation.py; fails if any run is missing.
 """

@@ -35,7 +35,7 @@ from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
 
 Array = NDArray[Any]
-Tier = Literal["smoke", "laptop", "long"]
+Tier = Literal["smoke", "laptop", "long", "deep"]
 
 STUDY = "ln_affine_isolation"
 ARMS = ("exact", "gemm_e4m3", "ln_only_e4m3", "all_e4m3")
@@ -70,6 +70,12 @@ DESIGNS: Mapping[Tier, Design] = {
         ProxyConfig(width=64, depth=4, batch=256, steps=1000),
         rates=(5e-3, 1e-2, 2e-2),
         seeds=32,
+        probe_every=20,
+    ),
+    "deep": Design(
+        ProxyConfig(width=64, depth=8, batch=256, steps=800),
+        rates=(5e-3, 8e-3),
+        seeds=12,
         probe_every=20,
     ),
 }
@@ -393,7 +399,7 @@ class Arguments:
     """Layer-norm-affine quantization against all the rest, paired by seed."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: minutes, 8 seeds; long: 32 seeds."""
+    """smoke: seconds, for tests; laptop: minutes, 8 seeds; long: 32 seeds; deep: depth 8."""
     workers: int = os.cpu_count() or 1
     """Processes, one BLAS thread each."""
     results: Path = Path("results")
