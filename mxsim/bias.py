@@ -257,6 +257,7 @@ class Probe:
         size = parameter_count(cfg)
         self._exact = parameter_views(np.empty(size, cfg.real), cfg)
         self._quantized = parameter_views(np.empty(size, cfg.real), cfg)
+        self._wide = np.empty((2, size))  # both in float64, kind after kind
 
     def __call__(self, step: int, params: Params, x: Array, y: Array) -> None:
         """Record the probes of ``step`` if the plan has one there."""
@@ -265,12 +266,14 @@ class Probe:
         i, series, cfg = step // self.plan.every, self.series, self.cfg
         nothing = precision_of(PrecisionScheme(), cfg.depth)
         loss_and_grads_into(params, x, y, cfg, nothing, self._workspace, self._exact)
-        exact = _by_group(self._exact)
+        exact = _by_group(self._exact, self._wide[0])
         series.norm[i] = [_norm(g) for g in exact]
         for s, (_, scheme) in enumerate(self.plan.schemes):
             precision = precision_of(scheme, cfg.depth, cfg.seed, step)
             loss_and_grads_into(params, x, y, cfg, precision, self._workspace, self._quantized)
-            for j, (g, q) in enumerate(zip(exact, _by_group(self._quantized), strict=True)):
+            for j, (g, q) in enumerate(
+                zip(exact, _by_group(self._quantized, self._wide[1]), strict=True)
+            ):
                 bias = bias_of(g, q)
                 series.zeta[i, s, j], series.cos[i, s, j] = bias.zeta, bias.cos
                 series.alpha[i, s, j], series.rho[i, s, j] = bias.alpha, bias.rho
@@ -280,7 +283,14 @@ class Probe:
             series.gamma_mean[i, k] = gamma.mean(dtype=np.float64)
 
 
-def _by_group(grads: Params) -> list[Array]:
-    """The float64 gradient vectors in the order of PROBE_GROUPS."""
-    kinds = [_flat(grads, (kind,)).astype(np.float64) for kind in KINDS]
-    return [np.concatenate(kinds), *kinds]
+def _by_group(grads: Params, wide: Array) -> list[Array]:
+    """The gradient in float64 in the order of PROBE_GROUPS: ``wide`` (size,) and its parts."""
+    groups, start = [wide], 0
+    for kind in KINDS:
+        first = start
+        for block in grads:
+            stop = start + block[kind].size
+            wide[start:stop] = block[kind].reshape(-1)
+            start = stop
+        groups.append(wide[first:start])
+    return groups
