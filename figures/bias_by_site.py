@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from figures.command import draw_stored
 from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from mxsim import FORMATS, SiteFormat
 from mxsim.attribution import GROUPS
@@ -180,16 +181,10 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    try:
-        results = load(arguments.tier, arguments.results)
-    except FileNotFoundError as error:
-        print(f"a result is missing ({error}); run python -m studies.{STUDY}", file=sys.stderr)
-        return 1
-    default = arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    out = arguments.out or default
-    print(draw(results, out))
-    print(draw_mechanism(results, out.with_name(f"{out.stem}_mechanism{out.suffix}")))
-    return 0
+    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    second = out.with_name(f"{out.stem}_mechanism{out.suffix}")
+    pictures = {out: draw, second: draw_mechanism}
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures)
 
 
 if __name__ == "__main__":

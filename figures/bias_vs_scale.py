@@ -18,6 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from figures.command import draw_stored
 from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
 from mxsim.stats import median_over_seeds
 from studies.bias_vs_scale import ARMS, STUDY, Results, Tier, load, over_probes, rows
@@ -102,14 +103,8 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    try:
-        results = load(arguments.tier, arguments.results)
-    except FileNotFoundError as error:
-        print(f"{error}; run python -m studies.{STUDY}", file=sys.stderr)
-        return 1
-    default = arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
-    print(draw(results, arguments.out or default))
-    return 0
+    out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from figures.command import draw_stored
 from figures.style import (
     BLACK,
     BLUE,
@@ -126,14 +127,8 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    try:
-        results = load(arguments.tier, arguments.results)
-    except FileNotFoundError as error:
-        print(f"a result is missing ({error}); run python -m studies.{STUDY}", file=sys.stderr)
-        return 1
-    default = arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    print(draw(results, arguments.out or default))
-    return 0
+    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
 
 
 if __name__ == "__main__":
