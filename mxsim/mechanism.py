@@ -172,13 +172,10 @@ def error_parts(
     power = float((exact**2).sum())
     gain = float((exact * values).sum()) / power
     rest = (values - gain * exact) ** 2 / power
-    limit = q.format.element.largest * q.blocks.spread(q.scale_values(), q.shape) / unit
-    if isinstance(q.format.element, IntFormat) and not q.format.element.symmetric:
-        limit = np.where(
-            exact < 0,
-            limit + q.format.element.smallest_subnormal * limit / q.format.element.largest,
-            limit,
-        )
+    element = q.format.element
+    beyond = isinstance(element, IntFormat) and not element.symmetric  # one step more below zero
+    largest_of_sign = element.largest + element.smallest_subnormal * (beyond & (exact < 0))
+    limit = largest_of_sign * q.blocks.spread(q.scale_values(), q.shape) / unit
     flushed = (values == 0) & (exact != 0)
     saturated = (np.abs(exact) > limit) & ~flushed
     return ErrorParts(

@@ -89,7 +89,7 @@ class PairedRun:
 
     def _measured_step(self) -> Floats:
         """One step of each scheme; its row (schemes, quantities) of what held before the update."""
-        trainings = list(self.trainings.values())
+        trainings, origins = list(self.trainings.values()), list(self._start.values())
         before = [t.flat.astype(np.float64) for t in trainings]
         row = np.full((len(trainings), 5), np.nan)
         gradients: list[Floats | None] = []
@@ -100,8 +100,7 @@ class PairedRun:
             training.advance(1)
             row[k, 0] = training.losses[self.step]
             gradients.append(training.last_gradient.astype(np.float64))
-            origin = self._start[list(self.trainings)[k]]
-            row[k, 4] = _distance(before[k], origin)
+            row[k, 4] = _distance(before[k], origins[k])
         reference = gradients[0]
         for k, gradient in enumerate(gradients):
             if gradient is not None and reference is not None:

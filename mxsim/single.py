@@ -6,7 +6,6 @@ and ``checkpoint.npz``.  Started again, an unfinished run goes on from its check
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -25,7 +24,7 @@ from mxsim.config import ProxyConfig
 from mxsim.estimate import cost_of, in_words
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import parameter_count
-from mxsim.store import DamagedResult, Store, provenance, result_id, write_whole
+from mxsim.store import DamagedResult, Store, result_id, write_whole
 from mxsim.sweep import Point, record_of
 from mxsim.train import Run, Training, start
 
@@ -241,8 +240,6 @@ def _write(single: Single, run: Run) -> None:
     record = record_of(single.point, run)
     write_whole(single.place / "series.npz", record.arrays, record.meta)
     meta: dict[str, Any] = {"id": record.id, "scheme_name": single.scheme_name, **record.meta}
-    meta["versions"] = dict(provenance())
-    meta["config"] = dataclasses.asdict(run.config)
     text = json.dumps(_plain(meta), indent=1) + "\n"
     temporary = single.place / ".run.json.tmp"
     temporary.write_text(text)

@@ -123,7 +123,7 @@ class Training:
 
     @cached_property
     def _bench(self) -> Bench:
-        return Bench(self.config, self.scheme, self.threads)
+        return Bench(self)
 
     @property
     def last_gradient(self) -> Array:
@@ -145,14 +145,13 @@ class Training:
         stop = min(self.step + count, self.config.steps)
         cfg, bench = self.config, self._bench
         params = self.params
-        prober = Probe(self.probe, cfg, self.probes) if self.probe and self.probes else None
         started, before = time.perf_counter(), self.seconds
         with one_blas_thread(), np.errstate(all="ignore"):
             while self.step < stop and self.bad_step is None:
                 x, y = bench.batches.fill(self.step, bench.sample)
-                if prober:
+                if bench.prober:
                     probing = time.perf_counter()
-                    prober(self.step, params, x, y)
+                    bench.prober(self.step, params, x, y)
                     self.probe_seconds += time.perf_counter() - probing
                 loss = bench.loss(params, x, y, self.step)
                 norm = math.sqrt(squared_norm(bench.flat_grads))
@@ -209,12 +208,13 @@ class Training:
 class Bench:
     """What a run in progress works with and can make again: data, buffers, prepared rounding."""
 
-    def __init__(self, cfg: ProxyConfig, scheme: PrecisionScheme, threads: int) -> None:
-        self.cfg = cfg
-        self.precision = precision_of(scheme, cfg.depth, cfg.seed)
+    def __init__(self, run: Training) -> None:
+        self.cfg = cfg = run.config
+        self.precision = precision_of(run.scheme, cfg.depth, cfg.seed)
+        self.prober = Probe(run.probe, cfg, run.probes) if run.probe and run.probes else None
         with one_blas_thread(), np.errstate(all="ignore"):
-            self.batches = data.make_batches(cfg, data.make_teacher(cfg, scheme))
-        self.ws = workspace(cfg, cfg.batch, cfg.real, _dot_on(threads, cfg))
+            self.batches = data.make_batches(cfg, data.make_teacher(cfg, run.scheme))
+        self.ws = workspace(cfg, cfg.batch, cfg.real, _dot_on(run.threads, cfg))
         self.sample = data.sample_buffers(cfg, cfg.batch, self.batches.teacher)
         self.flat_grads = np.empty(parameter_count(cfg), cfg.real)
         self.grads = parameter_views(self.flat_grads, cfg)

@@ -9,7 +9,6 @@ For gammas ~ N(mean, sd), every MX format and scale rule: the aligned gain minus
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -190,7 +189,6 @@ def main(arguments: Arguments) -> int:
 if __name__ == "__main__":
     import tyro
 
-    os.environ.setdefault("COLUMNS", "100")
     try:
         sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
     except KeyboardInterrupt:
