@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import (
@@ -19,54 +24,57 @@ from rich.progress import (
 )
 
 from mxsim.estimate import cost_of, in_words
+from mxsim.executors import Execution, Pool
 from mxsim.store import Record, Store
-from mxsim.sweep import Finished, Point, StoreFailed, compile_kernels, missing, run_points
+from mxsim.sweep import (
+    Finished,
+    Point,
+    StoreFailed,
+    Survey,
+    WorkersLost,
+    compile_kernels,
+    run_points,
+    survey,
+)
 
 QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
 
 
-def execute(points: Sequence[Point], store: Store, workers: int, console: Console) -> bool:
+def execute(points: Sequence[Point], store: Store, execution: Execution, console: Console) -> bool:
     """Run the points that are not stored yet; True if afterwards all are.
 
-    Shows a bar on a terminal and a line now and then elsewhere.  Ctrl-C, a run's error, a dead
-    worker and a full disk end in a sentence that says what is stored, not in a traceback.
+    Shows a bar on a terminal and a line now and then elsewhere.  Ctrl-C, SIGTERM, a run's error, a
+    dead worker and a full disk end in a sentence that says what is stored and how to go on, not in
+    a traceback.
     """
-    try:
-        for path in store.damaged() if store.folder.exists() else ():
-            console.print(
-                f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
-            )
-        todo = missing(points, store)
-    except OSError as error:  # not damaged: not to be read now
-        console.print(f"[red]{store.folder} cannot be read ({error})", soft_wrap=True)
+    found = _look(points, store, console)
+    if found is None:
         return False
-    stored = len({point.id for point in points}) - len(todo)
-    if stored:
-        console.print(f"{stored} runs are stored in {store.folder} already", soft_wrap=True)
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; got {workers}")
-    if not todo:
+    if not found.missing:
         return True
     try:
         store.check_writable()
     except OSError as error:
         console.print(f"[red]{store.folder} does not take results ({error})", soft_wrap=True)
         return False
-    console.print(
-        f"running {len(todo)} runs on {min(workers, len(todo))} processes", soft_wrap=True
-    )
     failed: list[Finished] = []
-    ended = None
+    done, ended = 0, None
     try:
-        compile_kernels(todo)
-        failed = _run(todo, store, min(workers, len(todo)), console)
+        with terminable(), execution.open() as pool:
+            console.print(f"running {len(found.missing)} runs on {pool.words}", soft_wrap=True)
+            compile_kernels(found.missing)
+            for each in _watched(found.missing, store, pool, console):
+                if each.error:
+                    failed.append(each)
+                else:
+                    done += 1
     except KeyboardInterrupt:
         ended = "interrupted"
-    except BrokenProcessPool:
-        ended = "a worker process died (out of memory, or killed)"
-    except StoreFailed as error:
+    except (WorkersLost, StoreFailed) as error:
         ended = str(error)
-    left = len(missing(points, store))
+    except (ImportError, OSError, ValueError) as error:  # no executor
+        console.print(f"[red]{error}", soft_wrap=True, highlight=False)
+        return False
     for each in failed[:5]:
         console.print(
             f"[red]run {each.point.id} (lr {each.point.config.lr:g}, seed "
@@ -74,14 +82,70 @@ def execute(points: Sequence[Point], store: Store, workers: int, console: Consol
             soft_wrap=True,
             highlight=False,
         )
-    if ended or left:
-        total = len({point.id for point in points})
+    if ended or failed:
+        stored = survey(points, store).stored if ended else found.stored + done
         console.print(
-            f"[yellow]{ended or f'{len(failed)} runs failed'}: {total - left} of {total} runs are "
-            f"stored in {store.folder}; start the same command again to go on",
+            f"[yellow]{ended or f'{len(failed)} runs failed'}: {stored} of "
+            f"{found.stored + len(found.missing)} runs are stored in {store.folder}; "
+            f"to go on: {this_command()}",
             soft_wrap=True,
+            highlight=False,
         )
-    return not ended and not left
+    return not ended and not failed
+
+
+def _look(points: Sequence[Point], store: Store, console: Console) -> Survey | None:
+    """What is stored; said, damaged files by name.  None if the folder cannot be read."""
+    try:
+        found = survey(points, store)
+    except OSError as error:  # not damaged: not to be read now
+        console.print(f"[red]{store.folder} cannot be read ({error})", soft_wrap=True)
+        return None
+    for path in found.damaged:
+        console.print(
+            f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
+        )
+    if found.stored:
+        console.print(f"{found.stored} runs are stored in {store.folder} already", soft_wrap=True)
+    return found
+
+
+def _watched(
+    todo: Sequence[Point], store: Store, pool: Pool, console: Console
+) -> Iterator[Finished]:
+    """Run the points, showing progress."""
+    statuses: Counter[str] = Counter()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=600,
+    )
+    started = said = time.monotonic()
+    with progress:
+        task = progress.add_task("runs", total=len(todo), text="")
+        for finished in run_points(todo, store, pool):
+            statuses[finished.status or "failed"] += 1
+            now, done = time.monotonic(), statuses.total()
+            rate = done / max(now - started, 1e-9)
+            running = min(pool.workers(), len(todo) - done)
+            parts = [f"{running} running"] * bool(running)
+            parts += [f"{count} {status}" for status, count in sorted(statuses.items())]
+            parts.append(f"{60 * rate:.3g}/min")
+            progress.update(task, advance=1, text=", ".join(parts))
+            if not console.is_terminal and (now - said > QUIET_INTERVAL or done == len(todo)):
+                said = now
+                console.print(
+                    f"{done}/{len(todo)} runs, {now - started:.0f} s, "
+                    f"{(len(todo) - done) / rate:.0f} s left: {', '.join(parts)}"
+                )
+            yield finished
 
 
 def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console: Console) -> bool:
@@ -106,7 +170,7 @@ def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console
     done = 0
     try:
         store.check_writable()
-        with progress:
+        with terminable(), progress:
             task = progress.add_task("jobs", total=len(todo))
             for job in todo.values():
                 store.save(job())
@@ -120,65 +184,55 @@ def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console
         return True
     console.print(
         f"[yellow]{ended}: {len(jobs) - len(todo) + done} of {len(jobs)} results are stored in "
-        f"{store.folder}; start the same command again to go on",
+        f"{store.folder}; to go on: {this_command()}",
         soft_wrap=True,
+        highlight=False,
     )
     return False
 
 
-def describe(points: Sequence[Point], store: Store, workers: int, console: Console) -> None:
+def describe(points: Sequence[Point], store: Store, execution: Execution, console: Console) -> None:
     """Say what ``execute`` would run and how long it should take, and run nothing.
 
     One point of each kind (all but learning rate and seed alike) is timed for a few steps.
     """
-    todo = missing(points, store)
-    total = len({point.id for point in points})
+    found = survey(points, store)
     costs: dict[object, float] = {}
     seconds = 0.0
-    for point in todo:
+    for point in found.missing:
         kind = (replace(point.config, lr=1.0, seed=0), point.scheme, point.probe)
         if kind not in costs:
             costs[kind] = cost_of(point.config, point.scheme, point.probe).total
         seconds += costs[kind]
-    at_once = max(min(workers, len(todo)), 1)
+    todo = len(found.missing)
+    at_once = max(min(1 if execution.executor == "serial" else execution.workers, todo), 1)
     console.print(
-        f"{total} runs, {total - len(todo)} stored in {store.folder}, {len(todo)} to run on "
+        f"{found.stored + todo} runs, {found.stored} stored in {store.folder}, {todo} to run on "
         f"{at_once} processes: about {in_words(seconds / at_once)}",
         soft_wrap=True,
         highlight=False,
     )
 
 
-def _run(todo: Sequence[Point], store: Store, workers: int, console: Console) -> list[Finished]:
-    """Run the points, showing progress; returns those that raised."""
-    failed: list[Finished] = []
-    statuses: Counter[str] = Counter()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        TextColumn("{task.fields[statuses]}"),
-        console=console,
-        disable=not console.is_terminal,
-        speed_estimate_period=600,
-    )
-    started = said = time.monotonic()
-    with progress:
-        task = progress.add_task("runs", total=len(todo), statuses="")
-        for finished in run_points(todo, store, workers):
-            statuses[finished.status or "failed"] += 1
-            if finished.error:
-                failed.append(finished)
-            text = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-            progress.update(task, advance=1, statuses=text)
-            now, done = time.monotonic(), statuses.total()
-            if not console.is_terminal and (now - said > QUIET_INTERVAL or done == len(todo)):
-                said = now
-                left = (now - started) / done * (len(todo) - done)
-                console.print(
-                    f"{done}/{len(todo)} runs, {now - started:.0f} s, {left:.0f} s left: {text}"
-                )
-    return failed
+def this_command() -> str:
+    """The command line of this process, to be started again."""
+    command = list(sys.orig_argv)
+    command[0] = "python" if command[0].rpartition("/")[2].startswith("python") else command[0]
+    return shlex.join(command)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Take SIGTERM (a queueing system's notice, say) for Ctrl-C within the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

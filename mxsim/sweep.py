@@ -1,33 +1,32 @@
-"""Many runs: points, execution on several processes, resuming.
+"""Many runs: points, execution on an executor, resuming.
 
-A point is everything that determines a run.  Its result is stored by the process that ran it, so
-that an interrupted study loses at most the runs in progress.
+A point is everything that determines a run.  Each result is stored as soon as it is there, so that
+an interrupted study loses at most the runs in progress.  Executors are in executors.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mxsim.bias import PROBE_GROUPS, ProbePlan
 from mxsim.config import ProxyConfig
+from mxsim.executors import SERIAL, Pool
 from mxsim.outcome import DivergenceRule
 from mxsim.precision import PrecisionScheme
 from mxsim.store import DamagedResult, Record, Store, provenance, result_id
 from mxsim.train import Run, train
 
+WORKER_DIED = "a worker process died (out of memory, or killed)"
 PROBE_ARRAYS = ("zeta", "cos", "alpha", "rho", "norm", "gamma_saturated", "gamma_mean")
 
 
@@ -40,7 +39,7 @@ class Point:
     probe: ProbePlan | None = None
     rule: DivergenceRule = DivergenceRule()  # noqa: RUF009  (frozen)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return result_id(self)
 
@@ -88,25 +87,8 @@ class StoreFailed(Exception):
     """A result could not be written: the rest of a study would be lost as well."""
 
 
-def _run_and_store(point: Point, store: Store) -> str:
-    record = run_point(point)
-    try:
-        store.save(record)
-    except OSError as error:
-        raise StoreFailed(f"{store.folder} does not take results ({error})") from error
-    return str(record.meta["status"])
-
-
-def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end with it even if it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+class WorkersLost(Exception):
+    """The executor can compute no more: a worker process died, or the scheduler is gone."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +100,36 @@ class Finished:
     error: str | None = None
 
 
-def missing(points: Sequence[Point], store: Store) -> list[Point]:
-    """The points without a whole stored result, in order, duplicates dropped.
+@dataclass(frozen=True)
+class Survey:
+    """What of some points is stored: ``missing`` ones in order, files that are ``damaged``."""
 
-    A damaged file counts as missing; the run that replaces it overwrites it.
+    missing: tuple[Point, ...]
+    stored: int
+    damaged: tuple[Path, ...]
+
+
+def survey(points: Sequence[Point], store: Store) -> Survey:
+    """Read what is stored of the points, once; duplicates are dropped.
+
+    A damaged or foreign file counts as missing; the run that replaces it overwrites it.
     """
     unique = {point.id: point for point in points}
-    return [point for result, point in unique.items() if not store.has(result)]
+    absent, damaged = [], []
+    for result, point in unique.items():
+        try:
+            store.load(result)
+        except (FileNotFoundError, NotADirectoryError):
+            absent.append(point)
+        except DamagedResult:
+            absent.append(point)
+            damaged.append(store.path(result))
+    return Survey(tuple(absent), len(unique) - len(absent), tuple(damaged))
+
+
+def missing(points: Sequence[Point], store: Store) -> list[Point]:
+    """The points without a whole stored result, in order, duplicates dropped."""
+    return list(survey(points, store).missing)
 
 
 def compile_kernels(points: Sequence[Point]) -> None:
@@ -151,59 +156,52 @@ def compile_kernels(points: Sequence[Point]) -> None:
             train(dataclasses.replace(small, seed=0), scheme, probe=point.probe)
 
 
-def run_points(points: Sequence[Point], store: Store, workers: int = 1) -> Iterator[Finished]:
+def run_points(
+    points: Sequence[Point], store: Store, pool: Pool = SERIAL
+) -> Generator[Finished, None, None]:
     """Run the points, each stored as it finishes; yields in order of completion.
 
-    workers: processes, one BLAS thread each; 1 runs in this process.  Closing the iterator (or
-    Ctrl-C) abandons the runs in progress; what has been yielded is stored.
-    A run that raises is yielded with its error, and the others go on.  A worker that dies ends the
-    iteration with BrokenProcessPool, a folder that takes no more results with StoreFailed.
+    pool: an executor with the number of its workers; default this process.  Workers only compute;
+    this process stores, so they need not share its file system.  Closing the iterator, or leaving
+    it by Ctrl-C, abandons the runs in progress; what has been yielded is stored.
+    A run that raises is yielded with its error, and the others go on.
+    Raises StoreFailed if the folder takes no more results, WorkersLost if the executor is broken.
     """
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; got {workers}")
-    if workers == 1:
-        for point in points:
-            yield _finish(point, lambda point=point: _run_and_store(point, store))  # type: ignore[misc]
-        return
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(os.getpid(),),
-    )
-    pending: dict[Future[str], Point] = {}
+    pending: dict[Future[Record], Point] = {}
     queue = iter(points)
     try:
         while True:
-            for point in queue:  # no more in flight than workers: nothing waits half-claimed
-                pending[pool.submit(_run_and_store, point, store)] = point
-                if len(pending) >= workers + 1:
-                    break
+            room = pool.workers() + pool.queued - len(pending)
+            for point in islice(queue, max(room, 0 if pending else 1)):
+                pending[pool.executor.submit(run_point, point)] = point
             if not pending:
-                break
+                return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
-                yield _finish(pending.pop(future), future.result)
-        pool.shutdown()
-    except BaseException:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            with suppress(Exception):
-                process.terminate()
-        for process in processes:  # none may store a result after this returns
-            with suppress(Exception):
-                process.join(5.0)
-        raise
+                yield _finish(pending.pop(future), future, store)
+    except BrokenExecutor as error:  # submitting, too, finds a worker dead
+        raise WorkersLost(WORKER_DIED) from error
+    finally:
+        for future in pending:  # what is done is not thrown away
+            if not future.cancel() and future.done() and not future.exception():
+                with suppress(OSError):
+                    store.save(future.result())
 
 
-def _finish(point: Point, result: Callable[[], str]) -> Finished:
+def _finish(point: Point, future: Future[Record], store: Store) -> Finished:
     try:
-        return Finished(point, result())
-    except (BrokenProcessPool, StoreFailed):
-        raise
+        record = future.result()
+    except BrokenExecutor as error:
+        raise WorkersLost(WORKER_DIED) from error
+    except CancelledError as error:  # not by this process: by a scheduler that closed
+        raise WorkersLost("the scheduler dropped the runs in progress") from error
     except Exception as error:
         return Finished(point, None, f"{type(error).__name__}: {error}")
+    try:
+        store.save(record)
+    except OSError as error:
+        raise StoreFailed(f"{store.folder} does not take results ({error})") from error
+    return Finished(point, str(record.meta["status"]))
 
 
 def load_points(points: Sequence[Point], store: Store) -> dict[str, Record]:

@@ -10,7 +10,6 @@ run.  The probe at step 0, where gamma is 1 and beta 0 in every format, is left 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mxsim import ProbePlan, ProxyConfig, SiteFormat, scheme
+from mxsim.executors import Execution
 from mxsim.precision import GEMM_SITES, LN_SITES, SITES, PrecisionScheme
 from mxsim.progress import describe, execute
 from mxsim.stats import median_over_seeds
@@ -173,13 +173,11 @@ def print_tables(results: Results, console: Console) -> None:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(Execution):
     """The same-point gradient bias against width, depth, batch, block size and format."""
 
     tier: Tier = "laptop"
     """smoke: seconds, for tests; laptop: 8 seeds."""
-    workers: int = os.cpu_count() or 1
-    """Processes, one BLAS thread each."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
@@ -190,16 +188,13 @@ def main(arguments: Arguments) -> int:
     """Run what is missing, print the table, draw the figure; the exit status."""
     from figures.bias_vs_scale import draw  # the figure reads this module
 
-    if arguments.workers < 1:
-        print(f"workers must be at least 1; got {arguments.workers}", file=sys.stderr)
-        return 2
     console = Console()
     store = Store(arguments.results / f"{STUDY}_{arguments.tier}")
     wanted = list(points(DESIGNS[arguments.tier]).values())
     if arguments.dry_run:
-        describe(wanted, store, arguments.workers, console)
+        describe(wanted, store, arguments, console)
         return 0
-    if not execute(wanted, store, arguments.workers, console):
+    if not execute(wanted, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 150)))

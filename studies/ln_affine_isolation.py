@@ -15,7 +15,6 @@ figures/ln_affine_isolation.py.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mxsim import DivergenceRule, ProbePlan, ProxyConfig, scheme
+from mxsim.executors import Execution
 from mxsim.outcome import Spike, fatal_spike, is_censored
 from mxsim.progress import describe, execute
 from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
@@ -395,13 +395,11 @@ def new_table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(Execution):
     """Layer-norm-affine quantization against all the rest, paired by seed."""
 
     tier: Tier = "laptop"
     """smoke: seconds, for tests; laptop: minutes, 8 seeds; long: 32 seeds; deep: depth 8."""
-    workers: int = os.cpu_count() or 1
-    """Processes, one BLAS thread each."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
@@ -412,16 +410,13 @@ def main(arguments: Arguments) -> int:
     """Run what is missing, print the tables, draw the figure; the exit status."""
     from figures.ln_affine_isolation import draw  # the figure reads this module
 
-    if arguments.workers < 1:
-        print(f"workers must be at least 1; got {arguments.workers}", file=sys.stderr)
-        return 2
     console = Console()
     store = Store(arguments.results / study_name(arguments.tier))
     wanted = list(points(DESIGNS[arguments.tier]).values())
     if arguments.dry_run:
-        describe(wanted, store, arguments.workers, console)
+        describe(wanted, store, arguments, console)
         return 0
-    if not execute(wanted, store, arguments.workers, console):
+    if not execute(wanted, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
     # Tables keep their width on a narrow terminal or in a file; the progress bar fits its own.

@@ -14,7 +14,7 @@ from studies.ln_affine_isolation import ARMS, DESIGNS
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results")
-    assert study.main(study.Arguments("smoke", workers=2, results=root)) == 0
+    assert study.main(study.Arguments(tier="smoke", workers=2, results=root)) == 0
     return root
 
 
@@ -38,7 +38,7 @@ def test_the_second_time_everything_is_stored(
 ) -> None:
     files = {p: p.stat().st_mtime_ns for p in (root / "ln_affine_isolation_smoke").glob("*.npz")}
     assert len(files) == 16
-    assert study.main(study.Arguments("smoke", workers=2, results=root)) == 0
+    assert study.main(study.Arguments(tier="smoke", workers=2, results=root)) == 0
     output = capsys.readouterr().out
     assert "16 runs are stored" in output
     assert {p: p.stat().st_mtime_ns for p in files} == files
@@ -50,7 +50,7 @@ def test_the_second_time_everything_is_stored(
 def test_a_dry_run_counts_what_is_missing_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = study.Arguments("smoke", workers=2, results=tmp_path, dry_run=True)
+    arguments = study.Arguments(tier="smoke", workers=2, results=tmp_path, dry_run=True)
     assert study.main(arguments) == 0
     assert "16 runs, 0 stored" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +86,7 @@ def test_the_figure_is_drawn_without_training_and_fails_on_a_missing_point(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "figure.png"
-    arguments = figure.Arguments("smoke", out=out, results=root)
+    arguments = figure.Arguments(tier="smoke", out=out, results=root)
     assert figure.main(arguments) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
     out.unlink()

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import mxsim
+from mxsim.executors import Execution
 from mxsim.precision import SiteFormat
 from mxsim.progress import execute
 from mxsim.store import Record, Store
@@ -21,6 +22,7 @@ from mxsim.sweep import Point, compile_kernels, load_points, missing, run_point,
 
 CONFIG = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=12, eval_samples=16)
 PLAN = mxsim.ProbePlan(4, (("all_e4m3", mxsim.scheme("all_e4m3")),))
+SERIAL = Execution(executor="serial")
 POINTS = [
     Point(replace(CONFIG, seed=seed), mxsim.scheme(name), PLAN)
     for seed in range(2)
@@ -38,8 +40,9 @@ def contents(store: Store) -> dict[str, dict[str, bytes]]:
 def test_order_and_processes_do_not_change_a_bit(tmp_path: Path) -> None:
     compile_kernels(POINTS)
     alone, reverse = Store(tmp_path / "a"), Store(tmp_path / "b")
-    one = list(run_points(POINTS, alone, workers=1))
-    two = list(run_points(POINTS[::-1], reverse, workers=2))
+    one = list(run_points(POINTS, alone))
+    with Execution(workers=2).open() as pool:
+        two = list(run_points(POINTS[::-1], reverse, pool))
     assert {f.point.id for f in one} == {f.point.id for f in two} == {p.id for p in POINTS}
     assert contents(alone) == contents(reverse)
     assert missing(POINTS, alone) == []
@@ -90,7 +93,7 @@ def test_a_folder_that_takes_nothing_is_said_so_before_running(tmp_path: Path) -
     (tmp_path / "file").write_text("in the way")
     output = io.StringIO()
     console = Console(file=output, width=200)
-    assert not execute(POINTS, Store(tmp_path / "file" / "study"), 1, console)
+    assert not execute(POINTS, Store(tmp_path / "file" / "study"), SERIAL, console)
     assert "does not take results" in output.getvalue()
     assert output.getvalue().count("\n") <= 2
 
@@ -107,15 +110,10 @@ def test_a_full_disk_ends_the_sweep_in_a_sentence(
         return whole(self, record)
 
     monkeypatch.setattr(Store, "save", save)
-    assert not execute(POINTS, store, 1, Console(file=output, width=200))
+    assert not execute(POINTS, store, SERIAL, Console(file=output, width=200))
     assert "No space left on device" in output.getvalue()
     assert "2 of 4 runs are stored" in output.getvalue()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_workers_must_be_positive(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="workers must be at least 1; got 0"):
-        next(run_points(POINTS, Store(tmp_path), workers=0))
 
 
 # A sweep of runs of some seconds, killed while some are done and some in progress.
@@ -125,21 +123,20 @@ from dataclasses import replace
 from pathlib import Path
 import mxsim
 from rich.console import Console
+from mxsim.executors import Execution
 from mxsim.progress import execute
-from mxsim.precision import SiteFormat
-from mxsim.progress import execute
-from mxsim.store import Record, Store
+from mxsim.store import Store
 from mxsim.sweep import Point
 
 if __name__ == "__main__":
     cfg = mxsim.ProxyConfig(width=16, depth=2, batch=32, steps=400, eval_samples=16)
     points = [Point(replace(cfg, seed=s), mxsim.scheme("exact")) for s in range(40)]
-    done = execute(points, Store(Path(sys.argv[1])), 2, Console(width=200))
+    done = execute(points, Store(Path(sys.argv[1])), Execution(workers=2), Console(width=200))
     sys.exit(0 if done else 1)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_keeps_what_was_finished(tmp_path: Path, how: signal.Signals) -> None:
     script, folder = tmp_path / "sweep.py", tmp_path / "results"
     script.write_text(SWEEP)
@@ -156,7 +153,7 @@ def test_an_interrupted_sweep_keeps_what_was_finished(tmp_path: Path, how: signa
     if how == signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: the workers get it too
     else:
-        process.kill()
+        process.send_signal(how)
     output, _ = process.communicate(timeout=60)
     time.sleep(2.5)  # workers notice that their parent is gone
     stored = list(folder.glob("*.npz"))
@@ -165,8 +162,8 @@ def test_an_interrupted_sweep_keeps_what_was_finished(tmp_path: Path, how: signa
     assert list(store.damaged()) == []  # whole files only
     time.sleep(1.0)
     assert len(list(folder.glob("*.npz"))) == len(stored)  # nobody is still at work
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert process.returncode == 1
         assert f"{len(stored)} of 40 runs are stored" in output
-        assert "again to go on" in output
+        assert f"to go on: python {script} {folder}" in output
         assert "Traceback" not in output
