@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
 
@@ -40,14 +40,21 @@ from mxsim.sweep import (
 QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
 
 
-def execute(points: Sequence[Point], store: Store, execution: Execution, console: Console) -> bool:
+def execute(
+    points: Sequence[Point],
+    store: Store,
+    execution: Execution | Pool,
+    console: Console,
+    part: str = "",
+) -> bool:
     """Run the points that are not stored yet; True if afterwards all are.
 
+    execution: how; a Pool is used as it is and left open.  part: what of a larger whole this is.
     Shows a bar on a terminal and a line now and then elsewhere.  Ctrl-C, SIGTERM, a run's error, a
     dead worker and a full disk end in a sentence that says what is stored and how to go on, not in
     a traceback.
     """
-    found = _look(points, store, console)
+    found = _look(points, store, console, quiet=bool(part))
     if found is None:
         return False
     if not found.missing:
@@ -60,8 +67,11 @@ def execute(points: Sequence[Point], store: Store, execution: Execution, console
     failed: list[Finished] = []
     done, ended = 0, None
     try:
-        with terminable(), execution.open() as pool:
-            console.print(f"running {len(found.missing)} runs on {pool.words}", soft_wrap=True)
+        opened = nullcontext(execution) if isinstance(execution, Pool) else execution.open()
+        with terminable(), opened as pool:
+            console.print(
+                f"{part}running {len(found.missing)} runs on {pool.words}", soft_wrap=True
+            )
             compile_kernels(found.missing)
             for each in _watched(found.missing, store, pool, console):
                 if each.error:
@@ -94,7 +104,9 @@ def execute(points: Sequence[Point], store: Store, execution: Execution, console
     return not ended and not failed
 
 
-def _look(points: Sequence[Point], store: Store, console: Console) -> Survey | None:
+def _look(
+    points: Sequence[Point], store: Store, console: Console, quiet: bool = False
+) -> Survey | None:
     """What is stored; said, damaged files by name.  None if the folder cannot be read."""
     try:
         found = survey(points, store)
@@ -105,7 +117,7 @@ def _look(points: Sequence[Point], store: Store, console: Console) -> Survey | N
         console.print(
             f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
         )
-    if found.stored:
+    if found.stored and not quiet:
         console.print(f"{found.stored} runs are stored in {store.folder} already", soft_wrap=True)
     return found
 

@@ -55,6 +55,18 @@ def median_over_seeds(values: Array) -> Estimate:
     return Estimate(middle, float(interval.low), float(interval.high), len(values))
 
 
+def mean_over_seeds(values: Array) -> Estimate:
+    """Mean with Student's t interval; values (seeds,).  No ends from fewer than two."""
+    n = len(values)
+    if not n:
+        return NOTHING
+    mean = float(np.mean(values))
+    if n == 1:
+        return Estimate(mean, np.nan, np.nan, 1)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values))
+    return Estimate(mean, mean - half, mean + half, n)
+
+
 def share(count: int, n: int) -> Estimate:
     """A share with its Wilson interval."""
     interval = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")

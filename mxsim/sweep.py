@@ -54,6 +54,12 @@ def record_of(point: Point, run: Run) -> Record:
     return Record(point.id, _arrays(run), _meta(point, run))
 
 
+def failure_of(point: Point, error: Exception) -> Record:
+    """The record of a run that raised: status ``failed``; a study started again tries it again."""
+    message = f"{type(error).__name__}: {error}"
+    return Record(point.id, {}, {**_settings(point), "status": "failed", "error": message})
+
+
 def _arrays(run: Run) -> dict[str, Any]:
     arrays: dict[str, Any] = {"losses": run.losses, "grad_norms": run.grad_norms}
     if run.probes is not None:
@@ -65,12 +71,19 @@ def _arrays(run: Run) -> dict[str, Any]:
     return arrays
 
 
-def _meta(point: Point, run: Run) -> dict[str, Any]:
+def _settings(point: Point) -> dict[str, Any]:
     return {
         "config": dataclasses.asdict(point.config),
         "scheme": dataclasses.asdict(point.scheme),
         "rule": dataclasses.asdict(point.rule),
         "probe": None if point.probe is None else dataclasses.asdict(point.probe),
+        "versions": dict(provenance()),
+    }
+
+
+def _meta(point: Point, run: Run) -> dict[str, Any]:
+    return {
+        **_settings(point),
         "probe_labels": None if run.probes is None else list(run.probes.labels),
         "probe_groups": list(PROBE_GROUPS),
         **dataclasses.asdict(run.outcome),
@@ -79,7 +92,6 @@ def _meta(point: Point, run: Run) -> dict[str, Any]:
         "input_power": run.input_power,
         "seconds": run.seconds,
         "probe_seconds": run.probe_seconds,
-        "versions": dict(provenance()),
     }
 
 
@@ -104,7 +116,7 @@ class Finished:
 class Survey:
     """What of some points is stored: ``missing`` ones in order, files that are ``damaged``."""
 
-    missing: tuple[Point, ...]
+    missing: tuple[Point, ...]  # or stored as failed: they are tried again
     stored: int
     damaged: tuple[Path, ...]
 
@@ -118,7 +130,8 @@ def survey(points: Sequence[Point], store: Store) -> Survey:
     absent, damaged = [], []
     for result, point in unique.items():
         try:
-            store.load(result)
+            if store.load(result).meta.get("status") == "failed":
+                absent.append(point)
         except (FileNotFoundError, NotADirectoryError):
             absent.append(point)
         except DamagedResult:
@@ -164,7 +177,7 @@ def run_points(
     pool: an executor with the number of its workers; default this process.  Workers only compute;
     this process stores, so they need not share its file system.  Closing the iterator, or leaving
     it by Ctrl-C, abandons the runs in progress; what has been yielded is stored.
-    A run that raises is yielded with its error, and the others go on.
+    A run that raises is yielded, and stored, with its error, and the others go on.
     Raises StoreFailed if the folder takes no more results, WorkersLost if the executor is broken.
     """
     pending: dict[Future[Record], Point] = {}
@@ -196,12 +209,13 @@ def _finish(point: Point, future: Future[Record], store: Store) -> Finished:
     except CancelledError as error:  # not by this process: by a scheduler that closed
         raise WorkersLost("the scheduler dropped the runs in progress") from error
     except Exception as error:
-        return Finished(point, None, f"{type(error).__name__}: {error}")
+        record = failure_of(point, error)
     try:
         store.save(record)
     except OSError as error:
         raise StoreFailed(f"{store.folder} does not take results ({error})") from error
-    return Finished(point, str(record.meta["status"]))
+    status, message = str(record.meta["status"]), record.meta.get("error")
+    return Finished(point, None if message else status, message)
 
 
 def load_points(points: Sequence[Point], store: Store) -> dict[str, Record]:
@@ -212,6 +226,9 @@ def load_points(points: Sequence[Point], store: Store) -> dict[str, Record]:
             records[point.id] = store.load(point.id)
         except (FileNotFoundError, DamagedResult):
             absent.append(point.id)
+        else:
+            if records[point.id].meta.get("status") == "failed":
+                absent.append(point.id)
     if absent:
         raise FileNotFoundError(
             f"{len(absent)} of {len(points)} results are missing in {store.folder}, "
