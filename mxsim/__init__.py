@@ -1,5 +1,6 @@
 """mxsim: a laboratory for training instabilities in Microscaling (MX) formats."""
 
+from mxsim import results
 from mxsim.bias import BiasReport, ProbePlan, gradient_bias
 from mxsim.checkpoint import load_checkpoint, save_checkpoint
 from mxsim.config import ProxyConfig
@@ -46,6 +47,7 @@ __all__ = [
     "make_batches",
     "make_teacher",
     "quantize",
+    "results",
     "round_to",
     "save_checkpoint",
     "scheme",
