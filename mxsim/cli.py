@@ -388,7 +388,7 @@ def _results(command: Results, console: Console) -> None:
     )
     stored.check_fields("columns", columns)
     results = stored.where(where)
-    varying = results.varying
+    varying = stored.varying  # of the whole study: what is filtered by stays in sight
     results = results.sorted(sort or varying)
     written = columns or None
     if not columns:
