@@ -1,0 +1,1 @@
+"""Theory: derivations whose results are the numbers used in tests and studies."""
