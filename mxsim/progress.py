@@ -31,6 +31,7 @@ from mxsim.sweep import (
     Point,
     StoreFailed,
     Survey,
+    Task,
     WorkersLost,
     compile_kernels,
     run_points,
@@ -41,7 +42,7 @@ QUIET_INTERVAL = 30.0  # seconds between lines when the output is not a terminal
 
 
 def execute(
-    points: Sequence[Point],
+    points: Sequence[Task],
     store: Store,
     execution: Execution | Pool,
     console: Console,
@@ -64,7 +65,7 @@ def execute(
     except OSError as error:
         console.print(f"[red]{store.folder} does not take results ({error})", soft_wrap=True)
         return False
-    failed: list[Finished] = []
+    failed: list[Finished[Task]] = []
     done, ended = 0, None
     try:
         opened = nullcontext(execution) if isinstance(execution, Pool) else execution.open()
@@ -87,8 +88,7 @@ def execute(
         return False
     for each in failed[:5]:
         console.print(
-            f"[red]run {each.point.id} (lr {each.point.config.lr:g}, seed "
-            f"{each.point.config.seed}) raised {each.error}",
+            f"[red]run {each.point.id} ({each.point.words}) raised {each.error}",
             soft_wrap=True,
             highlight=False,
         )
@@ -105,8 +105,8 @@ def execute(
 
 
 def _look(
-    points: Sequence[Point], store: Store, console: Console, quiet: bool = False
-) -> Survey | None:
+    points: Sequence[Task], store: Store, console: Console, quiet: bool = False
+) -> Survey[Task] | None:
     """What is stored; said, damaged files by name.  None if the folder cannot be read."""
     try:
         found = survey(points, store)
@@ -123,8 +123,8 @@ def _look(
 
 
 def _watched(
-    todo: Sequence[Point], store: Store, pool: Pool, console: Console
-) -> Iterator[Finished]:
+    todo: Sequence[Task], store: Store, pool: Pool, console: Console
+) -> Iterator[Finished[Task]]:
     """Run the points, showing progress."""
     statuses: Counter[str] = Counter()
     progress = Progress(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -43,10 +43,51 @@ class Point:
     def id(self) -> str:
         return result_id(self)
 
+    @property
+    def words(self) -> str:
+        return f"lr {self.config.lr:g}, seed {self.config.seed}"
 
-def run_point(point: Point) -> Record:
-    """Run one point and make its record: float32 series, probes, and metadata."""
-    return record_of(point, train(point.config, point.scheme, probe=point.probe, rule=point.rule))
+    def settings(self) -> dict[str, Any]:
+        """What determines the run, as plain JSON data."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "scheme": dataclasses.asdict(self.scheme),
+            "rule": dataclasses.asdict(self.rule),
+            "probe": None if self.probe is None else dataclasses.asdict(self.probe),
+        }
+
+    def run(self) -> Record:
+        """Run it and make its record: float32 series, probes, and metadata."""
+        run = train(self.config, self.scheme, probe=self.probe, rule=self.rule)
+        return record_of(self, run)
+
+
+class Task(Protocol):
+    """What can be run, stored and found again: a Point, or what a study defines in its place.
+
+    It is a value that can be pickled; ``run`` is a pure function of it.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def words(self) -> str:
+        """A few words for people: what it is."""
+
+    def settings(self) -> dict[str, Any]:
+        """What determines it, as plain JSON data: stored if it raises."""
+
+    def run(self) -> Record:
+        """Compute its record, which has a ``status`` in its metadata."""
+
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+def run_task(task: Task) -> Record:
+    """``task.run()``, as a function that a worker can be sent."""
+    return task.run()
 
 
 def record_of(point: Point, run: Run) -> Record:
@@ -54,10 +95,11 @@ def record_of(point: Point, run: Run) -> Record:
     return Record(point.id, _arrays(run), _meta(point, run))
 
 
-def failure_of(point: Point, error: Exception) -> Record:
+def failure_of(task: Task, error: Exception) -> Record:
     """The record of a run that raised: status ``failed``; a study started again tries it again."""
     message = f"{type(error).__name__}: {error}"
-    return Record(point.id, {}, {**_settings(point), "status": "failed", "error": message})
+    meta = {**task.settings(), "versions": dict(provenance()), "status": "failed", "error": message}
+    return Record(task.id, {}, meta)
 
 
 def _arrays(run: Run) -> dict[str, Any]:
@@ -71,19 +113,10 @@ def _arrays(run: Run) -> dict[str, Any]:
     return arrays
 
 
-def _settings(point: Point) -> dict[str, Any]:
-    return {
-        "config": dataclasses.asdict(point.config),
-        "scheme": dataclasses.asdict(point.scheme),
-        "rule": dataclasses.asdict(point.rule),
-        "probe": None if point.probe is None else dataclasses.asdict(point.probe),
-        "versions": dict(provenance()),
-    }
-
-
 def _meta(point: Point, run: Run) -> dict[str, Any]:
     return {
-        **_settings(point),
+        **point.settings(),
+        "versions": dict(provenance()),
         "probe_labels": None if run.probes is None else list(run.probes.labels),
         "probe_groups": list(PROBE_GROUPS),
         **dataclasses.asdict(run.outcome),
@@ -104,24 +137,24 @@ class WorkersLost(Exception):
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Generic[TaskT]):
     """What became of one point: ``status`` of its run, or the ``error`` that kept it from one."""
 
-    point: Point
+    point: TaskT
     status: str | None
     error: str | None = None
 
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(Generic[TaskT]):
     """What of some points is stored: ``missing`` ones in order, files that are ``damaged``."""
 
-    missing: tuple[Point, ...]  # or stored as failed: they are tried again
+    missing: tuple[TaskT, ...]  # or stored as failed: they are tried again
     stored: int
     damaged: tuple[Path, ...]
 
 
-def survey(points: Sequence[Point], store: Store) -> Survey:
+def survey(points: Sequence[TaskT], store: Store) -> Survey[TaskT]:
     """Read what is stored of the points, once; duplicates are dropped.
 
     A damaged or foreign file counts as missing; the run that replaces it overwrites it.
@@ -140,18 +173,21 @@ def survey(points: Sequence[Point], store: Store) -> Survey:
     return Survey(tuple(absent), len(unique) - len(absent), tuple(damaged))
 
 
-def missing(points: Sequence[Point], store: Store) -> list[Point]:
+def missing(points: Sequence[TaskT], store: Store) -> list[TaskT]:
     """The points without a whole stored result, in order, duplicates dropped."""
     return list(survey(points, store).missing)
 
 
-def compile_kernels(points: Sequence[Point]) -> None:
+def compile_kernels(points: Sequence[Task]) -> None:
     """Compile (or load from the cache) what the points need, on toy runs in this process.
 
-    Workers then load the cache instead of compiling the same kernels each.
+    Workers then load the cache instead of compiling the same kernels each.  Other tasks are passed
+    over.
     """
     seen = set()
     for point in points:
+        if not isinstance(point, Point):
+            continue
         small = dataclasses.replace(
             point.config,
             width=8,
@@ -170,8 +206,8 @@ def compile_kernels(points: Sequence[Point]) -> None:
 
 
 def run_points(
-    points: Sequence[Point], store: Store, pool: Pool = SERIAL
-) -> Generator[Finished, None, None]:
+    points: Sequence[TaskT], store: Store, pool: Pool = SERIAL
+) -> Generator[Finished[TaskT], None, None]:
     """Run the points, each stored as it finishes; yields in order of completion.
 
     pool: an executor with the number of its workers; default this process.  Workers only compute;
@@ -180,13 +216,13 @@ def run_points(
     A run that raises is yielded, and stored, with its error, and the others go on.
     Raises StoreFailed if the folder takes no more results, WorkersLost if the executor is broken.
     """
-    pending: dict[Future[Record], Point] = {}
+    pending: dict[Future[Record], TaskT] = {}
     queue = iter(points)
     try:
         while True:
             room = pool.workers() + pool.queued - len(pending)
             for point in islice(queue, max(room, 0 if pending else 1)):
-                pending[pool.executor.submit(run_point, point)] = point
+                pending[pool.executor.submit(run_task, point)] = point
             if not pending:
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
@@ -201,7 +237,7 @@ def run_points(
                     store.save(future.result())
 
 
-def _finish(point: Point, future: Future[Record], store: Store) -> Finished:
+def _finish(point: TaskT, future: Future[Record], store: Store) -> Finished[TaskT]:
     try:
         record = future.result()
     except BrokenExecutor as error:
@@ -218,7 +254,7 @@ def _finish(point: Point, future: Future[Record], store: Store) -> Finished:
     return Finished(point, None if message else status, message)
 
 
-def load_points(points: Sequence[Point], store: Store) -> dict[str, Record]:
+def load_points(points: Sequence[Task], store: Store) -> dict[str, Record]:
     """The records of all points by id; raises FileNotFoundError naming how many are missing."""
     records, absent = {}, []
     for point in points:

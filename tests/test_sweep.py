@@ -18,7 +18,7 @@ from mxsim.executors import Execution
 from mxsim.precision import SiteFormat
 from mxsim.progress import execute
 from mxsim.store import Record, Store
-from mxsim.sweep import Point, compile_kernels, load_points, missing, run_point, run_points
+from mxsim.sweep import Point, compile_kernels, load_points, missing, run_points
 
 CONFIG = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=12, eval_samples=16)
 PLAN = mxsim.ProbePlan(4, (("all_e4m3", mxsim.scheme("all_e4m3")),))
@@ -59,7 +59,7 @@ def test_what_is_stored_is_skipped_and_damage_is_rerun(tmp_path: Path) -> None:
 
 
 def test_a_record_holds_what_was_run(tmp_path: Path) -> None:
-    record = run_point(POINTS[1])
+    record = POINTS[1].run()
     run = mxsim.train(POINTS[1].config, POINTS[1].scheme, probe=PLAN)
     np.testing.assert_array_equal(record.arrays["losses"], run.losses.astype(np.float32))
     assert record.meta["status"] == run.status
