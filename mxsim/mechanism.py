@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import erf
 
 from mxsim.config import ProxyConfig
 from mxsim.formats import SCALE_RULES, IntFormat, choose
@@ -30,6 +29,8 @@ from mxsim.proxy import (
     workspace,
 )
 from mxsim.quantize import Rounder, quantize
+from mxsim.theory.clamp import clamp_shares
+from mxsim.theory.laws import gaussian
 from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]
@@ -104,29 +105,16 @@ class Clamp:
 def gaussian_clamp(fmt: str, block_size: int = 32, scale_rule: str = "floor") -> Clamp:
     """The closed form of what ``clamp_statistics`` counts, for a Gaussian block.
 
-    A block saturates if its maximum's significand lies between ``top`` and the rule's threshold:
-    with F(t) = P(|x| <= t) and n elements, the sum over octaves k of F(u)^n - F(t)^n, t = top 2^k,
-    u = threshold 2^k; of its elements, those in (t, u] are clamped, n (F(u) - F(t)) F(u)^(n-1) on
-    average.  Symmetric elements under E8M0 scales.  Raises as ``quantize`` for unknown names and
-    block sizes, ValueError for NVFP4 and asymmetric integers.
+    A thin call to ``mxsim.theory.clamp.clamp_shares``, which has the formula and any distribution.
+    Raises as ``quantize`` for unknown names and block sizes, ValueError for NVFP4.
     """
     form = as_format(fmt)
     choose("scale_rule", scale_rule, SCALE_RULES)
     size = check_block_size(block_size)
     if not isinstance(size, int):
         raise ValueError(f"block_size must be an integer; got {block_size!r}")
-    if form.scale != "e8m0" or (isinstance(form.element, IntFormat) and not form.element.symmetric):
-        raise ValueError(f"fmt must be symmetric with an E8M0 scale; got {form.name}")
-    threshold, _ = form.bump_threshold(scale_rule)
-    element = form.element
-    top = element.largest / 2.0**element.emax
-    if threshold <= top:
-        return Clamp(0.0, 0.0)
-    octaves = 2.0 ** np.arange(-60, 5)
-    low, high = erf(top * octaves / math.sqrt(2)), erf(threshold * octaves / math.sqrt(2))
-    blocks = (high**block_size - low**block_size).sum()
-    elements = ((high - low) * high ** (block_size - 1)).sum()
-    return Clamp(float(elements), float(blocks))
+    shares = clamp_shares(gaussian(), form, size, scale_rule)
+    return Clamp(shares.elements, shares.blocks)
 
 
 # ---------------------------------------------------------------- the parts of an error

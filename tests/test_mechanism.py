@@ -115,8 +115,7 @@ def test_parts_of_errors_at_the_ends() -> None:
     ("arguments", "words"),
     [
         (("mxfp8_e4m3", 32, "up"), "scale_rule must be one of floor"),
-        (("nvfp4",), "symmetric with an E8M0 scale; got nvfp4"),
-        (("mxint8_asymmetric",), "symmetric with an E8M0 scale; got mxint8_asymmetric"),
+        (("nvfp4",), "fmt must have an E8M0 scale; got nvfp4"),
         (("mxfp8_e4m3", 0), "block_size must be at least 1; got 0"),
         (("mxfp8_e4m3", "tensor"), "block_size must be an integer"),
         (("e4m3",), "mxfp8_e4m3"),
@@ -125,6 +124,11 @@ def test_parts_of_errors_at_the_ends() -> None:
 def test_the_closed_form_refuses(arguments: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gaussian_clamp(*arguments)
+
+
+def test_half_as_many_clamp_where_one_sign_has_a_code_more() -> None:
+    half, both = gaussian_clamp("mxint8_asymmetric"), gaussian_clamp("mxint8")
+    assert half.elements == pytest.approx(both.elements / 2, rel=1e-12)
 
 
 def test_on_the_cliff_the_error_is_one_coherent_scaling() -> None:
