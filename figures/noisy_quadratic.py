@@ -1,0 +1,176 @@
+"""The boundary of the noisy quadratic over the gains' variance: derived, traced, full grid.
+
+    python -m figures.noisy_quadratic [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/noisy_quadratic.py; fails if they are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from figures.command import draw_stored
+from figures.style import BLUE, GREEN, PAGE_WIDTH, PURPLE, STYLE, VERMILION
+from studies.noisy_quadratic import (
+    ENDS,
+    STUDY,
+    THRESHOLDS,
+    Results,
+    Tier,
+    families,
+    grid_rates,
+    load,
+    study_name,
+)
+
+CURVES = {"mean": (PURPLE, ":"), "mean square": (BLUE, "--"), "almost sure": (GREEN, "-")}
+LAWS = {"gaussian": "Gaussian", "two_point": "two-point"}
+
+
+def draw_panel(axis: Axes, results: Results, family: tuple[str, float]) -> None:
+    """One family of columns: grid cells behind, derived curves, traced points in front."""
+    design, rates = results.design, grid_rates(results.design)
+    curve = dict(zip(ENDS, results.arrays["curves"][families(design).index(family)].T, strict=True))
+    variances = np.linspace(0, 1, design.curve)
+    for name in THRESHOLDS:
+        colour, style = CURVES[name]
+        # The almost-sure threshold jumps where a gap opens below it: no line across.
+        jumps = 1 + np.flatnonzero(np.abs(np.diff(np.log(curve[name]))) > 0.3)
+        axis.plot(
+            np.insert(variances, jumps, np.nan),
+            np.insert(curve[name], jumps, np.nan),
+            color=colour,
+            linestyle=style,
+            zorder=3,
+            label=name,
+        )
+    axis.fill_between(
+        variances,
+        curve["stable again"],
+        curve["unstable again"],
+        color=GREEN,
+        alpha=0.15,
+        linewidth=0,
+        zorder=1,
+        label="stable again" if np.isfinite(curve["stable again"]).any() else None,
+    )
+    chosen = [c for c, g in enumerate(design.gains) if (g.distribution, g.mu) == family]
+    s2 = np.array([design.gains[c].s2 for c in chosen])
+    failed = results.arrays["grid_failed"][chosen].mean(axis=-1)  # (columns, rates)
+    axis.scatter(
+        np.repeat(s2, len(rates)),
+        np.tile(rates, len(chosen)),
+        c=1 - 0.5 * failed.ravel(),
+        cmap="gray",
+        vmin=0,
+        vmax=1,
+        edgecolors="#9a9a9a",
+        linewidths=0.4,
+        marker="s",
+        s=11,
+        zorder=2,
+    )
+    found = [results.traced[c][0] for c in chosen]
+    value = np.array([each.value for each in found])
+    bars = np.array([[each.value - each.low, each.high - each.value] for each in found]).T
+    axis.errorbar(
+        s2,
+        value,
+        bars,
+        fmt="o",
+        color=VERMILION,
+        markersize=3,
+        elinewidth=1.1,
+        capsize=2.2,
+        zorder=4,
+        label="traced [95 %]",
+    )
+    law, mu = family
+    axis.set_title(f"{LAWS[law]}, μ = {mu:g}".replace(", μ = -", ", μ = −"))
+    axis.set_xlim(-0.08, 1.08)
+    axis.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    axis.set_xlabel("variance s² of the gain")
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    design, search = results.design, results.design.search
+    panels = families(design)
+    counts = [sum((g.distribution, g.mu) == each for g in design.gains) for each in panels]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1,
+            len(panels),
+            figsize=(PAGE_WIDTH, 4.1),
+            sharey=True,
+            squeeze=False,
+            width_ratios=[max(count, 4) for count in counts],
+        )
+        for axis, family in zip(axes[0], panels, strict=True):
+            draw_panel(axis, results, family)
+        first = axes[0, 0]
+        first.set_yscale("log")
+        first.set_ylim(search.low / 1.08, search.high * 1.08)
+        first.set_yticks([0.5, 1, 2, 5], ["0.5", "1", "2", "5"])
+        first.yaxis.set_minor_formatter(NullFormatter())
+        first.set_ylabel("learning rate times curvature")
+        entries: dict[str, Any] = {}
+        for axis in axes[0]:
+            handles, labels = axis.get_legend_handles_labels()
+            entries |= dict(zip(labels, handles, strict=True))
+        for shade, words in (("#ffffff", "grid: none failed"), ("#808080", "grid: all failed")):
+            entries[words] = first.scatter(
+                [], [], s=11, marker="s", color=shade, edgecolors="#9a9a9a", linewidths=0.4
+            )
+        figure.legend(entries.values(), entries.keys(), loc="lower center", ncol=4)
+        firsts = [column[0] for column in results.traced]
+        inside, total = results.within("almost sure")
+        figure.suptitle(
+            f"Runs of {design.steps} steps; traced with {min(t.n for t in firsts)} to "
+            f"{max(t.n for t in firsts)} runs a column (points: median and 95 % interval), grid "
+            f"{design.grid_rates} rates × {design.grid_seeds} seeds.\n"
+            f"Over {design.repeats} repetitions {inside} of {total} intervals hold the "
+            "almost-sure threshold.",
+            fontsize=8.5,
+        )
+        figure.tight_layout(rect=(0, 0.1, 1, 1))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    out = arguments.out or arguments.results / study_name(arguments.tier) / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
