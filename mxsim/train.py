@@ -131,12 +131,16 @@ class Training:
         return self._bench.flat_grads
 
     def advance(
-        self, steps: int | None = None, on_step: Callable[[int, float], None] | None = None
+        self,
+        steps: int | None = None,
+        on_step: Callable[[int, float], None] | None = None,
+        on_gradient: Callable[[int, Array], None] | None = None,
     ) -> Training:
         """Do ``steps`` more steps, by default all that are left; stops early at a NaN or Inf.
 
-        on_step: called with (step, loss) after each step.  Returns self.  An exception, Ctrl-C
-        included, leaves the state as it was after the last whole step.
+        on_step: called with (step, loss) after each step.  on_gradient: called with (step, flat
+        gradient) before the optimizer sees it, and may change it in place.  Returns self.  An
+        exception, Ctrl-C included, leaves the state as it was after the last whole step.
         Raises ValueError for a negative number of steps.
         """
         count = self.config.steps if steps is None else as_integer("steps", steps, "an integer")
@@ -154,6 +158,8 @@ class Training:
                     bench.prober(self.step, params, x, y)
                     self.probe_seconds += time.perf_counter() - probing
                 loss = bench.loss(params, x, y, self.step)
+                if on_gradient:
+                    on_gradient(self.step, bench.flat_grads)
                 norm = math.sqrt(squared_norm(bench.flat_grads))
                 self.losses[self.step], self.grad_norms[self.step] = loss, norm
                 if not (math.isfinite(loss) and math.isfinite(norm)):
