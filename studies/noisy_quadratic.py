@@ -23,7 +23,6 @@ lies outside the range of the search.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy.integrate import IntegrationWarning
 
 from mxsim.boundary import Search, Threshold, estimate, trace
 from mxsim.progress import execute_jobs
@@ -124,12 +122,9 @@ def ends(gains: Gains, high: float) -> tuple[float, ...]:
 
     A gap or an interval narrower than 7 % is missed.
     """
-    with warnings.catch_warnings():
-        # quad is asked for 1e-11 and says so where it cannot be sure of it (tests: 1e-9 is met).
-        warnings.simplefilter("ignore", IntegrationWarning)
-        surely = almost_sure_threshold("gd", 0.0, gains.mu, gains.s2, gains.distribution)
-        rates = np.geomspace(1.001 * surely, high, 24)  # at a root itself the exponent has no sign
-        again = almost_sure_intervals("gd", 0.0, gains, rates) if surely < high / 1.001 else ()
+    surely = almost_sure_threshold("gd", 0.0, gains.mu, gains.s2, gains.distribution)
+    rates = np.geomspace(1.001 * surely, high, 24)  # at a root itself the exponent has no sign
+    again = almost_sure_intervals("gd", 0.0, gains, rates) if surely < high / 1.001 else ()
     return (
         mean_threshold("gd", 0.0, gains.mu),
         mean_square_threshold("gd", 0.0, gains.mu, gains.s2),

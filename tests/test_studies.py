@@ -10,18 +10,29 @@ import pytest
 from rich.console import Console
 
 import mxsim
+import mxsim.curvature
 from figures import bias_by_site as site_figure
 from figures import bias_vs_scale as scale_figure
 from figures import gamma_cliff as cliff_figure
+from figures import quantized_edge as edge_figure
+from figures import threshold_prediction as prediction_figure
 from mxsim.attribution import GROUPS
 from mxsim.progress import execute_jobs
 from mxsim.store import Record, Store
-from studies import bias_by_site, bias_vs_scale, gamma_cliff
+from studies import (
+    bias_by_site,
+    bias_vs_scale,
+    gamma_cliff,
+    quantized_edge,
+    threshold_prediction,
+)
 
 STUDIES: list[Any] = [
     (gamma_cliff, cliff_figure),
     (bias_by_site, site_figure),
     (bias_vs_scale, scale_figure),
+    (quantized_edge, edge_figure),
+    (threshold_prediction, prediction_figure),
 ]
 
 
@@ -107,6 +118,30 @@ def test_zeta_by_scale_is_that_of_the_records(root: Path) -> None:
     expected = run.probes.zeta[1:, label, 0].astype(np.float32)  # step 0 is left out
     found = results.zeta[("width", 64), "ln_only mxfp8_e4m3"][1]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_predictions_are_thresholds_over_sharpness(root: Path) -> None:
+    results = threshold_prediction.load("smoke", root)
+    for arm, edge in (("gradient descent", 2.0), ("heavy ball", 3.8), ("Adam", 38.0)):
+        sharpness = results.arrays[arm]["sharpness"]
+        assert sharpness.shape == (2, 2)
+        for theory in ("mean", "mean square", "descent"):  # of exact gradients all say the same
+            found = results.critical(arm, "exact", theory)
+            np.testing.assert_allclose(found, edge / sharpness, rtol=1e-6)
+        almost = results.predicted(arm, "exact", "almost surely")
+        assert almost.value == pytest.approx(np.median(edge / sharpness.max(axis=1)), rel=0.2)
+        a = results.arrays[arm]
+        j = results.design.schemes.index("all_e2m1")
+        expected = edge * a["alpha"][..., j] / (a["alpha"] ** 2 + a["rho"] ** 2)[..., j] / sharpness
+        np.testing.assert_allclose(results.critical(arm, "all_e2m1", "descent"), expected)
+        lowest = np.median(expected.min(axis=1))
+        assert results.predicted(arm, "all_e2m1", "descent").value == pytest.approx(lowest)
+    cfg = threshold_prediction.config_of(results.design, results.design.arms[0])
+    training = mxsim.start(cfg, mxsim.scheme("exact")).advance(5)
+    x, y = mxsim.held_out(cfg, mxsim.make_teacher(cfg))
+    hessian = mxsim.curvature.hvp(training.params, x, y, cfg)
+    top = np.linalg.eigvalsh(np.stack([hessian(e) for e in np.eye(hessian.size)]))[-1]
+    assert results.arrays["gradient descent"]["sharpness"][0, 1] == pytest.approx(top, rel=1e-4)
 
 
 def test_interrupted_jobs_are_gone_on_with(tmp_path: Path) -> None:

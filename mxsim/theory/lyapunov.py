@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
+from scipy.integrate import tanhsinh
 
 from mxsim.theory.model import TAILS, Gains, check, coefficients
 from mxsim.threads import one_blas_thread
@@ -97,13 +97,15 @@ def _descent_mean(gains: Gains, k: float, of: Any) -> float:
         with np.errstate(divide="ignore"):
             return float(weights @ of(1 - k * values))
 
-    def integrand(n: float) -> float:
-        return float(of(1 - k * gains.of_normal(n)) * math.exp(-n * n / 2))
+    def integrand(n: Array) -> Array:
+        values = of(1 - k * gains.of_normal(n)) * np.exp(-n * n / 2)
+        return np.where(np.isfinite(values), values, 0.0)  # at the singularity itself, of weight 0
 
-    singular = _normal_of(gains, 1 / k)
-    points = [singular] if abs(singular) < TAILS else None
-    value, _ = quad(integrand, -TAILS, TAILS, points=points, limit=200, epsabs=1e-11, epsrel=1e-11)
-    return float(value) / math.sqrt(2 * math.pi)
+    singular = min(max(_normal_of(gains, 1 / k), -TAILS), TAILS)
+    ends = np.array([-TAILS, singular]), np.array([singular, TAILS])
+    with np.errstate(divide="ignore"):  # double exponential: the singularity is at an end
+        parts = tanhsinh(integrand, *ends, atol=1e-12, rtol=1e-12, maxlevel=12)
+    return float(parts.integral.sum()) / math.sqrt(2 * math.pi)
 
 
 def _normal_of(gains: Gains, gain: float) -> float:

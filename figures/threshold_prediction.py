@@ -1,0 +1,116 @@
+"""Critical learning rates: predicted by four theories against those traced by runs.
+
+    python -m figures.threshold_prediction [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/threshold_prediction.py; fails if any run is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
+
+from figures.command import draw_stored
+from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION
+from studies.threshold_prediction import SCHEMES, STUDY, Results, Tier, load
+
+COLOURS = dict(zip(SCHEMES, (BLACK, BLUE, VERMILION, ORANGE, GREEN, PURPLE), strict=True))
+THEORIES = {"mean square": ("o", "mean square"), "almost surely": ("s", "almost surely"),
+            "descent": ("^", "descent")}  # fmt: skip
+
+
+def draw(results: Results, out: Path) -> Path:
+    """A panel an optimizer, traced against predicted, to ``out``; returns it."""
+    design = results.design
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(design.arms), figsize=(PAGE_WIDTH, 3.1), layout="constrained"
+        )
+        figure.get_layout_engine().set(rect=(0, 0.2, 1, 0.8))  # type: ignore[union-attr,call-arg]
+        for axis, arm in zip(axes, design.arms, strict=True):
+            ends = [arm.low, arm.high]
+            for name in design.schemes:
+                t = results.thresholds[arm.name, name]
+                if not math.isfinite(t.value):
+                    continue
+                for k, (theory, (marker, _)) in enumerate(THEORIES.items()):
+                    p = results.predicted(arm.name, name, theory)
+                    if not p.n:
+                        continue
+                    axis.errorbar(
+                        t.value,
+                        p.value,
+                        [[p.value - p.low], [p.high - p.value]],
+                        [[t.value - t.low], [t.high - t.value]],
+                        fmt=marker,
+                        color=COLOURS[name],
+                        markersize=3.6 - 0.2 * k,
+                        elinewidth=0.5,
+                    )
+                    ends += [0.9 * p.low, 1.1 * p.high]
+            low, high = min(ends), max(ends)
+            axis.plot([low, high], [low, high], color="grey", linewidth=0.7, linestyle=":")
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_xlim(arm.low, arm.high)
+            axis.set_ylim(low, high)
+            axis.set_title(arm.name)
+            axis.set_xlabel("traced critical rate")
+            axis.grid(True)
+        axes[0].set_ylabel("predicted critical rate")
+        handles = [
+            Line2D([], [], linestyle="", marker="s", color=c, label=n)
+            for n, c in COLOURS.items()
+            if n in design.schemes
+        ]
+        handles += [
+            Line2D([], [], linestyle="", marker=m, color="grey", label=words)
+            for m, words in THEORIES.values()
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.06))
+        runs = [t.n for t in results.thresholds.values()]
+        figure.text(
+            0.01,
+            0.01,
+            f"Traced by {min(runs)} to {max(runs)} runs each, bars 95 % credible intervals; "
+            f"predicted from exact runs at the low end, median of {design.seeds} seeds, 95 %.",
+            fontsize=6.3,
+            color="#333333",
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))

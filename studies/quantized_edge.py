@@ -1,0 +1,401 @@
+"""Where is the edge of stability when gradients are quantized?
+
+    python -m studies.quantized_edge [--tier smoke|laptop] [--results DIR]
+
+Under full-batch training the exact loss's sharpness S hovers where the optimizer is just stable:
+eta S = c, with c = 2 for gradient descent, 2 (1 + b) for heavy ball and 38 for Adam (beta1 = 0.9,
+S of P^-1 H).  With a gradient g~ in place of g, the descent condition puts the edge at
+
+    eta S = c alpha / (alpha^2 + rho^2) = c <g~, g> / <g~, g~>,
+
+alpha and rho measured at the same points.  That formula was written down before it was measured.
+Its rivals, on the same runs:
+
+- in P's metric: the same with products in P^-1, in which Adam descends;
+- along v: mean-square stability (mxsim.theory.stability) with mu and s2 of <v, g~> / <v, g> - 1
+  along the top eigenvector v, by regression over the second half of the run;
+- in mean: c / (1 + mu), the same without its variance;
+- the stochastic sharpness gap eta beta sigma^2 / (4 alpha) of arXiv:2604.21016 (gradient descent),
+  its alpha the progressive sharpening, its beta the strength of self-stabilization.
+
+Controls put synthetic noise of known mu and s2 on the exact gradient.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from mxsim import ProxyConfig, SiteFormat, scheme
+from mxsim.curvature import edge_of_stability
+from mxsim.executors import Execution
+from mxsim.grid import requantize
+from mxsim.precision import GEMM_SITES, LN_SITES, PrecisionScheme
+from mxsim.progress import execute
+from mxsim.stats import Estimate, median_over_seeds
+from mxsim.store import Record, Store
+from mxsim.sweep import load_points
+from mxsim.theory.stability import mean_square_threshold, mean_threshold
+from studies.edge_runs import EdgeRun, GradientNoise
+
+Array = NDArray[Any]
+Tier = Literal["smoke", "laptop"]
+STUDY = "quantized_edge"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is run, over seeds: its label, the group it is drawn with, and the changes."""
+
+    label: str
+    group: str
+    config: Mapping[str, Any]
+    scheme: PrecisionScheme
+    noise: GradientNoise | None = None
+
+
+def sites(names: tuple[str, ...], fmt: str, **settings: Any) -> PrecisionScheme:
+    """The named sites in one format."""
+    chosen: dict[str, Any] = dict.fromkeys(names, SiteFormat(fmt, **settings))
+    return PrecisionScheme(**chosen)
+
+
+GD = {"optimizer": "sgd", "lr": 0.4, "steps": 1000}
+HEAVY = {"optimizer": "sgd", "lr": 1.5, "momentum": 0.9, "warmup": 50, "steps": 1000}
+ADAM = {"optimizer": "adam", "lr": 0.02, "steps": 1000}
+EXACT = PrecisionScheme()
+
+
+def conditions() -> tuple[Condition, ...]:
+    """All that is compared: formats, rules, blocks, sizes, optimizers, mini-batches, controls."""
+    gemm = {
+        fmt: sites(GEMM_SITES, fmt)
+        for fmt in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
+    }
+    ln = {fmt: sites(LN_SITES, fmt) for fmt in ("mxfp8_e4m3", "mxfp4_e2m1")}
+    e4m3, both = gemm["mxfp8_e4m3"], scheme("all_e4m3")
+    found = [Condition("exact", "GD", GD, EXACT)]
+    found += [Condition(f"gemm {f[2:]}", "GD", GD, s) for f, s in gemm.items()]
+    found += [Condition(f"ln {f[2:]}", "GD", GD, s) for f, s in ln.items()]
+    found += [
+        Condition("all fp8_e4m3", "GD", GD, both),
+        Condition("gemm e4m3 rceil", "GD", GD, requantize(e4m3, scale_rule="rceil")),
+        Condition(
+            "gemm e2m1 stochastic", "GD", GD, requantize(gemm["mxfp4_e2m1"], rounding="stochastic")
+        ),
+        Condition("gemm e4m3 block 8", "GD", GD, requantize(e4m3, block_size=8)),
+        Condition("gemm e4m3 block 128", "GD", GD, requantize(e4m3, block_size=128)),
+    ]
+    for label, changes in (
+        ("width 64", {"width": 64, "teacher_gain": 5.3}),
+        ("depth 4", {"depth": 4}),
+        ("swiglu", {"activation": "swiglu", "teacher_activation": "gelu"}),
+        ("batch 64 of 512", {"batch": 64, "dataset_size": 512}),
+    ):
+        found += [
+            Condition(f"exact, {label}", "GD", GD | changes, EXACT),
+            Condition(f"gemm e4m3, {label}", "GD", GD | changes, e4m3),
+        ]
+    for group, base in (("heavy ball", HEAVY), ("Adam", ADAM)):
+        found += [
+            Condition("exact", group, base, EXACT),
+            Condition("ln fp8_e4m3", group, base, ln["mxfp8_e4m3"]),
+            Condition("gemm fp8_e4m3", group, base, e4m3),
+            Condition("all fp8_e4m3", group, base, both),
+            Condition("gemm fp6_e3m2", group, base, gemm["mxfp6_e3m2"]),
+            Condition("gemm fp4_e2m1", group, base, gemm["mxfp4_e2m1"]),
+        ]
+    faster = ADAM | {"beta2": 0.99}  # v lags less
+    found += [
+        Condition("exact, beta2 0.99", "Adam", faster, EXACT),
+        Condition("gemm e4m3, beta2 0.99", "Adam", faster, e4m3),
+    ]
+    for group, base in (("GD control", GD), ("Adam control", ADAM)):
+        for kind, mu, s2 in (("common", 0.3, 0.0), ("common", 0.0, 0.25), ("each", 0.0, 0.5)):
+            noise = GradientNoise(kind, mu, s2)
+            found.append(Condition(f"{kind} mu {mu:g} s2 {s2:g}", group, base, EXACT, noise))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Design:
+    """The base that conditions vary, the conditions, and how many seeds."""
+
+    base: ProxyConfig
+    conditions: tuple[Condition, ...]
+    seeds: int
+    every: int
+    burst: int
+
+
+BASE = ProxyConfig(
+    width=32,
+    depth=2,
+    batch=512,
+    data="fixed",
+    label_noise=0.0,
+    teacher_depth=1,
+    teacher_gain=5.3,
+    dtype="float64",
+    eval_samples=512,
+)
+
+
+def small(condition: Condition) -> Condition:
+    """The same in a few steps, for tests."""
+    changes = {**condition.config, "steps": 40, "warmup": 0}
+    return replace(condition, config=changes)
+
+
+def design_of(tier: Tier) -> Design:
+    """The design of a tier."""
+    if tier == "laptop":
+        return Design(BASE, conditions(), seeds=4, every=21, burst=60)
+    chosen = [c for c in conditions() if c.label == "exact" or "control" in c.group]
+    chosen += [c for c in conditions() if c.label == "gemm fp8_e4m3"]
+    base = replace(BASE, width=8, batch=16, eval_samples=16)
+    return Design(base, tuple(map(small, chosen)), seeds=2, every=5, burst=12)
+
+
+def runs(design: Design) -> dict[tuple[str, str, int], EdgeRun]:
+    """(group, label, seed) -> run; seeds outermost."""
+    return {
+        (c.group, c.label, seed): EdgeRun(
+            replace(design.base, **c.config, seed=seed),
+            c.scheme,
+            c.noise,
+            design.every,
+            design.burst,
+        )
+        for seed in range(design.seeds)
+        for c in design.conditions
+    }
+
+
+# ---------------------------------------------------------------- what is read off a run
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One run: eta S over its second half, and what each theory says it should be."""
+
+    measured: float
+    predicted: Mapping[str, float]
+    alpha: float  # <g~, g> / |g|^2, pooled over the second half, as are the others
+    rho: float
+    mu: float
+    s2: float
+    memory: float  # correlation of successive errors along v, at the last steps
+    settled: float  # mean of the last quarter over that of the third
+
+
+PREDICTORS: Mapping[str, str] = {
+    "descent": "c alpha / (alpha^2 + rho^2), mean over points",
+    "descent in P": "the same in P's metric",
+    "along v, mean square": "mean-square stability along the top eigenvector",
+    "along v, mean": "c / (1 + mu) along the top eigenvector",
+    "sharpness gap": "c - eta^2 beta sigma^2 / (4 alpha), arXiv:2604.21016",
+}
+
+
+def read(record: Record) -> Reading:
+    """The second half of a run."""
+    cfg = ProxyConfig(**record.meta["config"])
+    a = {name: np.asarray(each, float) for name, each in record.arrays.items()}
+    steps = a["steps"]
+    late = (steps >= cfg.steps / 2) & np.isfinite(a["qq"])
+    c = edge_of_stability(cfg)
+    if not late.any():
+        nothing = dict.fromkeys(PREDICTORS, np.nan)
+        return Reading(np.nan, nothing, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan)
+    s = cfg.lr * a["sharpness"]
+    vg, vq = a["vg"][late], a["vq"][late]
+    gain = (vq @ vg) / (vg @ vg)
+    s2 = float(np.sum((vq - gain * vg) ** 2) / (vg @ vg))
+    optimizer, b = ("ema", cfg.beta1) if cfg.optimizer == "adam" else ("heavy_ball", cfg.momentum)
+    predicted = {
+        "descent": c * float(np.mean((a["qg"] / a["qq"])[late])),
+        "descent in P": c * float(np.mean((a["qg_p"] / a["qq_p"])[late])),
+        "along v, mean square": _square(optimizer, b, gain - 1, s2),
+        "along v, mean": float(mean_threshold(optimizer, b, gain - 1)) if gain > 0 else 0.0,
+        "sharpness gap": np.nan,
+    }
+    if cfg.optimizer == "sgd" and cfg.momentum == 0:
+        drift, strength = (float(np.mean(a[name][late])) for name in ("drift", "strength"))
+        variance = float(np.var(vq - vg))
+        predicted["sharpness gap"] = c - cfg.lr**2 * strength * variance / (4 * drift)
+    alpha = float(a["qg"][late].sum() / a["gg"][late].sum())
+    power = float(a["qq"][late].sum() / a["gg"][late].sum())
+    error = a["burst_vq"] - a["burst_vg"]
+    memory = float(np.corrcoef(error[1:], error[:-1])[0, 1]) if np.ptp(error) > 0 else np.nan
+    third = late & (steps < 0.75 * cfg.steps)
+    settled = float(np.mean(s[late & ~third]) / np.mean(s[third])) if third.any() else np.nan
+    return Reading(
+        float(np.mean(s[late])),
+        predicted,
+        alpha,
+        float(np.sqrt(max(power - alpha**2, 0))),
+        gain - 1,
+        s2,
+        memory,
+        settled,
+    )
+
+
+def _square(optimizer: str, b: float, mu: float, s2: float) -> float:
+    return float(mean_square_threshold(optimizer, b, mu, s2)) if mu > -1 else 0.0
+
+
+@dataclass(frozen=True)
+class Results:
+    """A reading of each run, by (group, label), in order of seeds; ``arrays`` of the runs."""
+
+    design: Design
+    readings: Mapping[tuple[str, str], tuple[Reading, ...]]
+    arrays: Mapping[tuple[str, str], tuple[Mapping[str, Array], ...]]
+    stopped: int
+
+    def relative(self, predictor: str) -> Array:
+        """measured / predicted of every quantized, noisy or mini-batch run with a prediction."""
+        found = [
+            r.measured / r.predicted[predictor]
+            for (group, label), each in self.readings.items()
+            if label != "exact" and not label.startswith("exact, ")
+            for r in each
+            if np.isfinite(r.predicted[predictor]) and r.predicted[predictor] > 0
+        ]
+        return np.array(found)
+
+
+def load(tier: Tier, results: Path) -> Results:
+    """Read a tier's results; FileNotFoundError if one is missing."""
+    design = design_of(tier)
+    wanted = runs(design)
+    records = load_points(list(wanted.values()), Store(results / f"{STUDY}_{tier}"))
+    readings: dict[tuple[str, str], list[Reading]] = {}
+    arrays: dict[tuple[str, str], list[Mapping[str, Array]]] = {}
+    stopped = 0
+    for (group, label, _), task in wanted.items():
+        record = records[task.id]
+        stopped += record.meta["status"] != "ok"
+        readings.setdefault((group, label), []).append(read(record))
+        arrays.setdefault((group, label), []).append(record.arrays)
+    return Results(
+        design,
+        {key: tuple(each) for key, each in readings.items()},
+        {key: tuple(each) for key, each in arrays.items()},
+        stopped,
+    )
+
+
+def over_seeds(readings: tuple[Reading, ...], value: Callable[[Reading], float]) -> Estimate:
+    """Median over the seeds that have the value."""
+    values = np.array([value(r) for r in readings])
+    return median_over_seeds(values[np.isfinite(values)])
+
+
+def prediction(name: str) -> Callable[[Reading], float]:
+    """What a theory says of a reading."""
+    return lambda reading: reading.predicted[name]
+
+
+def print_tables(results: Results, console: Console) -> None:
+    """Measured and predicted edges, and how well each theory does over all runs."""
+    design = results.design
+    table = Table(
+        title=f"eta S over the second half, median of {design.seeds} seeds [95 %], and what each "
+        "theory says (median)",
+        title_justify="left",
+    )
+    for name in ("optimizer", "condition"):
+        table.add_column(name, no_wrap=True)
+    heads = ("measured", "descent", "in P", "along v,\nmean sq.", "along v,\nmean", "gap")
+    for name in (*heads, "alpha", "rho", "mu", "s2", "memory", "settled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = None
+    for (group, label), each in results.readings.items():
+        if last not in (None, group):
+            table.add_section()
+        last = group
+        cells = [str(over_seeds(each, lambda r: r.measured))]
+        for name in PREDICTORS:
+            value = over_seeds(each, prediction(name)).value
+            cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
+        for field in ("alpha", "rho", "mu", "s2", "memory", "settled"):
+            value = over_seeds(each, attrgetter(field)).value
+            cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
+        table.add_row(group, label, *cells)
+    console.print(table)
+    console.print(
+        "memory: correlation of successive errors along v. settled: mean of eta S in the last "
+        "quarter over that in the third: 1 = it hovers."
+    )
+    table = Table(
+        title="measured / predicted over all runs that are not exact", title_justify="left"
+    )
+    for name in ("theory", "n", "median", "10 to 90 %", "within 10 %", "within 25 %"):
+        table.add_column(name, justify="left" if name == "theory" else "right", no_wrap=True)
+    for name, words in PREDICTORS.items():
+        ratio = results.relative(name)
+        if not len(ratio):
+            continue
+        low, middle, high = np.quantile(ratio, (0.1, 0.5, 0.9))
+        off = np.abs(np.log(ratio))
+        within = [f"{100 * np.mean(off < np.log(1 + d)):.0f} %" for d in (0.1, 0.25)]
+        table.add_row(words, str(len(ratio)), f"{middle:.2f}", f"{low:.2f} to {high:.2f}", *within)
+    console.print(table)
+    total = sum(map(len, results.readings.values()))
+    console.print(f"{total} runs, {results.stopped} stopped at a NaN or Inf")
+
+
+@dataclass(frozen=True)
+class Arguments(Execution):
+    """The edge of stability with quantized gradients: measured and predicted."""
+
+    tier: Tier = "laptop"
+    """smoke: seconds, for tests; laptop: 4 seeds a condition."""
+    results: Path = Path("results")
+    """Where results are stored, a folder a study."""
+    dry_run: bool = False
+    """Print how many runs there are and how many are to do."""
+
+
+def main(arguments: Arguments) -> int:
+    """Run what is missing, print the tables, draw the figures; the exit status."""
+    from figures.quantized_edge import draw, draw_arms  # the figure reads this module
+
+    console = Console()
+    store = Store(arguments.results / f"{STUDY}_{arguments.tier}")
+    wanted = list(runs(design_of(arguments.tier)).values())
+    if arguments.dry_run:
+        left = sum(not store.has(task.id) for task in wanted)
+        console.print(f"{len(wanted)} runs, {left} to do, about 8 s each on one core")
+        return 0
+    if not execute(wanted, store, arguments, console):
+        return 1
+    results = load(arguments.tier, arguments.results)
+    print_tables(results, Console(width=max(console.width, 165)))
+    for picture in (
+        draw(results, store.folder / f"{STUDY}.png"),
+        draw_arms(results, store.folder / "arms.png"),
+    ):
+        console.print(f"figure: {picture}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    try:
+        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was finished is stored")
