@@ -1,0 +1,97 @@
+"""eta times sharpness over steps against the edge of stability, and the training loss.
+
+    python -m figures.edge_of_stability [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/edge_of_stability.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from figures.command import draw_stored
+from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE
+from studies.edge_of_stability import STUDY, Results, Tier, load, theory
+
+COLOURS = (BLUE, ORANGE)  # by rate
+EDGES = {
+    "gradient descent": "$2$",
+    "heavy ball": r"$2\,(1+\beta)$",
+    "Adam": r"$P^{-1}H$: $2\,(1+\beta_1)/(1-\beta_1)$",
+}
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    design = results.design
+    names = list(dict.fromkeys(arm.name for arm in design.arms))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            2, len(names), figsize=(PAGE_WIDTH, 4.0), sharex="col", height_ratios=(3, 2)
+        )
+        for column, name in enumerate(names):
+            upper, lower = axes[:, column]
+            arms = [arm for arm in design.arms if arm.name == name]
+            for arm, colour in zip(arms, COLOURS, strict=False):
+                arrays = results.by_arm[arm]
+                steps, values = arrays["steps"][0], arm.lr * arrays["sharpness"]
+                upper.plot(steps, np.median(values, axis=0), color=colour, label=f"eta {arm.lr:g}")
+                upper.fill_between(
+                    steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, lw=0
+                )
+                losses = arrays["losses"]
+                lower.plot(np.median(losses, axis=0), color=colour, linewidth=0.7)
+            edge = theory(results, arms[0])
+            upper.axhline(edge, color=BLACK, linestyle="--", linewidth=0.8)
+            upper.set_ylim(0, 1.45 * edge)
+            upper.set_title(f"{name}\n{EDGES[name]}")
+            upper.legend(loc="lower right")
+            lower.set_yscale("log")
+            lower.set_xlabel("steps")
+        axes[0, 0].set_ylabel("eta * sharpness")
+        axes[1, 0].set_ylabel("training loss")
+        base = design.base
+        figure.suptitle(
+            f"Exact proxy, float64, full batch of {base.batch} (width {base.width}, depth "
+            f"{base.depth}, {base.activation}), median and range of {design.seeds} seeds; "
+            "dashed: theory",
+            fontsize=8.5,
+        )
+        figure.tight_layout()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+        plt.close(figure)
+    return out
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
