@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from figures.command import draw_stored
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
-from studies.quantized_edge import STUDY, Results, Tier, load, over_seeds, prediction
+from studies.quantized_edge import STUDY, Results, Tier, is_exact, load, over_seeds, prediction
 
 Array = NDArray[Any]
 
@@ -51,9 +51,9 @@ def draw(results: Results, out: Path) -> Path:
     """Measured against predicted edge, each in units of the exact one's, to ``out``."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(PANELS), figsize=(PAGE_WIDTH, 3.1), sharey=True, layout="constrained"
+            1, len(PANELS), figsize=(PAGE_WIDTH, 3.35), sharey=True, layout="constrained"
         )
-        figure.get_layout_engine().set(rect=(0, 0.17, 1, 0.83))  # type: ignore[union-attr,call-arg]
+        figure.get_layout_engine().set(rect=(0, 0.19, 1, 0.8))  # type: ignore[union-attr,call-arg]
         for axis, (predictor, title) in zip(axes, PANELS.items(), strict=True):
             for (group, label), readings in results.readings.items():
                 colour, marker, _ = LOOK[group]
@@ -81,9 +81,9 @@ def draw(results: Results, out: Path) -> Path:
                     color=colour,
                     markersize=3.2,
                     elinewidth=0.5,
-                    markerfacecolor="white" if label.startswith("exact") else colour,
+                    markerfacecolor="white" if is_exact(label) else colour,
                 )
-            ends = (0.12, 1.25)
+            ends = (0.15, 1.55)
             axis.plot(ends, ends, color="grey", linewidth=0.7, linestyle=":")
             axis.set_xscale("log")
             axis.set_yscale("log")
@@ -101,12 +101,12 @@ def draw(results: Results, out: Path) -> Path:
             Line2D([], [], linestyle="", marker=m, color=c, markersize=4, label=words)
             for c, m, words in LOOK.values()
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.06))
+        figure.legend(handles=handles, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.055))
         figure.text(
             0.01,
             0.01,
             f"eta S over the second half of runs, medians of {results.design.seeds} seeds with "
-            "95 % bootstrap intervals; open: exact gradients; dotted: measured = predicted.",
+            "95 % bootstrap intervals; open: exact gradients of the whole batch; dotted: equal.",
             fontsize=6.3,
             color="#333333",
         )

@@ -44,7 +44,7 @@ from mxsim.progress import execute
 from mxsim.stats import Estimate, median_over_seeds
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
-from mxsim.theory.stability import mean_square_threshold, mean_threshold
+from mxsim.theory.stability import almost_sure_threshold, mean_square_threshold, mean_threshold
 from studies.edge_runs import EdgeRun, GradientNoise
 
 Array = NDArray[Any]
@@ -189,12 +189,16 @@ class Reading:
     """One run: eta S over its second half, and what each theory says it should be."""
 
     measured: float
+    edge: float  # c, the exact one
     predicted: Mapping[str, float]
     alpha: float  # <g~, g> / |g|^2, pooled over the second half, as are the others
     rho: float
     mu: float
     s2: float
-    memory: float  # correlation of successive errors along v, at the last steps
+    memory: float  # see _memory
+    proportional: (
+        float  # correlation of the error along v beside its mean gain with <v, g>, in size
+    )
     settled: float  # mean of the last quarter over that of the third
 
 
@@ -216,7 +220,7 @@ def read(record: Record) -> Reading:
     c = edge_of_stability(cfg)
     if not late.any():
         nothing = dict.fromkeys(PREDICTORS, np.nan)
-        return Reading(np.nan, nothing, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan)
+        return Reading(np.nan, c, nothing, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan)
     s = cfg.lr * a["sharpness"]
     vg, vq = a["vg"][late], a["vq"][late]
     gain = (vq @ vg) / (vg @ vg)
@@ -235,20 +239,44 @@ def read(record: Record) -> Reading:
         predicted["sharpness gap"] = c - cfg.lr**2 * strength * variance / (4 * drift)
     alpha = float(a["qg"][late].sum() / a["gg"][late].sum())
     power = float(a["qq"][late].sum() / a["gg"][late].sum())
-    error = a["burst_vq"] - a["burst_vg"]
-    memory = float(np.corrcoef(error[1:], error[:-1])[0, 1]) if np.ptp(error) > 0 else np.nan
+    memory = _memory(a["burst_vg"], a["burst_vq"])
     third = late & (steps < 0.75 * cfg.steps)
     settled = float(np.mean(s[late & ~third]) / np.mean(s[third])) if third.any() else np.nan
     return Reading(
         float(np.mean(s[late])),
+        c,
         predicted,
         alpha,
         float(np.sqrt(max(power - alpha**2, 0))),
         gain - 1,
         s2,
         memory,
+        _proportional(vg, vq),
         settled,
     )
+
+
+def _memory(vg: Array, vq: Array) -> float:
+    """Correlation from step to step of the error along v beside its mean gain, by v's own sign.
+
+    NaN without such an error.  The theory of independent gains has 0.
+    """
+    known = np.isfinite(vg) & np.isfinite(vq)  # the burst may begin a few steps late
+    vg, vq = vg[known], vq[known]
+    if len(vg) < 3:
+        return np.nan
+    rest = (vq - (vq @ vg) / (vg @ vg) * vg) * np.sign(vg)
+    if np.ptp(rest) <= 1e-9 * np.ptp(vg):
+        return np.nan
+    return float(np.corrcoef(rest[1:], rest[:-1])[0, 1])
+
+
+def _proportional(vg: Array, vq: Array) -> float:
+    """Correlation of |error beside its mean gain| with |<v, g>|: 0 if it is additive noise."""
+    rest = np.abs(vq - (vq @ vg) / (vg @ vg) * vg)
+    if len(vg) < 3 or rest.max() <= 1e-9 * np.abs(vg).max():
+        return np.nan
+    return float(np.corrcoef(rest, np.abs(vg))[0, 1])
 
 
 def _square(optimizer: str, b: float, mu: float, s2: float) -> float:
@@ -264,16 +292,29 @@ class Results:
     arrays: Mapping[tuple[str, str], tuple[Mapping[str, Array], ...]]
     stopped: int
 
-    def relative(self, predictor: str) -> Array:
-        """measured / predicted of every quantized, noisy or mini-batch run with a prediction."""
+    def exact_edge(self, group: str, label: str) -> float:
+        """eta S of the exact full-batch runs of a condition's setting, median over seeds."""
+        optimizer = group.removesuffix(" control")
+        partner = "exact" + label[label.find(", ") :] if ", " in label else "exact"
+        if (optimizer, partner) not in self.readings or "batch" in label:
+            partner = "exact"
+        return over_seeds(self.readings[optimizer, partner], lambda r: r.measured).value
+
+    def relative(self, predictor: str, groups: tuple[str, ...]) -> Array:
+        """Measured edge over the exact runs' over predicted edge over c, of every inexact run."""
         found = [
-            r.measured / r.predicted[predictor]
+            (r.measured / self.exact_edge(group, label)) / (r.predicted[predictor] / r.edge)
             for (group, label), each in self.readings.items()
-            if label != "exact" and not label.startswith("exact, ")
+            if group in groups and label != "exact" and not is_exact(label)
             for r in each
             if np.isfinite(r.predicted[predictor]) and r.predicted[predictor] > 0
         ]
         return np.array(found)
+
+
+def is_exact(label: str) -> bool:
+    """Whether a condition has exact gradients of the whole batch."""
+    return label.startswith("exact") and "batch" not in label
 
 
 def load(tier: Tier, results: Path) -> Results:
@@ -319,7 +360,7 @@ def print_tables(results: Results, console: Console) -> None:
     for name in ("optimizer", "condition"):
         table.add_column(name, no_wrap=True)
     heads = ("measured", "descent", "in P", "along v,\nmean sq.", "along v,\nmean", "gap")
-    for name in (*heads, "alpha", "rho", "mu", "s2", "memory", "settled"):
+    for name in (*heads, "alpha", "rho", "mu", "s2", "memory", "as <v, g>", "settled"):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
     for (group, label), each in results.readings.items():
@@ -330,31 +371,73 @@ def print_tables(results: Results, console: Console) -> None:
         for name in PREDICTORS:
             value = over_seeds(each, prediction(name)).value
             cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
-        for field in ("alpha", "rho", "mu", "s2", "memory", "settled"):
+        for field in ("alpha", "rho", "mu", "s2", "memory", "proportional", "settled"):
             value = over_seeds(each, attrgetter(field)).value
             cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
         table.add_row(group, label, *cells)
     console.print(table)
     console.print(
-        "memory: correlation of successive errors along v. settled: mean of eta S in the last "
-        "quarter over that in the third: 1 = it hovers."
+        "memory: correlation from step to step of the error along v beside its mean gain; as "
+        "<v, g>: of its size with that of <v, g> (0: additive). settled: mean of eta S in the last "
+        "quarter over that in the third (1: it hovers)."
     )
+    print_controls(results, console)
     table = Table(
-        title="measured / predicted over all runs that are not exact", title_justify="left"
+        title="measured / predicted, each relative to exact runs, over all inexact runs: median "
+        "[10 to 90 %], share within 10 %",
+        title_justify="left",
     )
-    for name in ("theory", "n", "median", "10 to 90 %", "within 10 %", "within 25 %"):
-        table.add_column(name, justify="left" if name == "theory" else "right", no_wrap=True)
+    table.add_column("theory", no_wrap=True)
+    kinds = {
+        "GD": ("GD",),
+        "heavy ball": ("heavy ball",),
+        "Adam": ("Adam",),
+        "synthetic noise": ("GD control", "Adam control"),
+    }
+    for kind in kinds:
+        table.add_column(kind, no_wrap=True)
     for name, words in PREDICTORS.items():
-        ratio = results.relative(name)
-        if not len(ratio):
-            continue
-        low, middle, high = np.quantile(ratio, (0.1, 0.5, 0.9))
-        off = np.abs(np.log(ratio))
-        within = [f"{100 * np.mean(off < np.log(1 + d)):.0f} %" for d in (0.1, 0.25)]
-        table.add_row(words, str(len(ratio)), f"{middle:.2f}", f"{low:.2f} to {high:.2f}", *within)
+        cells = []
+        for groups in kinds.values():
+            ratio = results.relative(name, groups)
+            if not len(ratio):
+                cells.append("-")
+                continue
+            low, middle, high = np.quantile(ratio, (0.1, 0.5, 0.9))
+            within = np.mean(np.abs(np.log(ratio)) < np.log(1.1))
+            cells.append(
+                f"{middle:.2f} [{low:.2f}, {high:.2f}] {100 * within:.0f} %, n {len(ratio)}"
+            )
+        table.add_row(words, *cells)
     console.print(table)
     total = sum(map(len, results.readings.values()))
     console.print(f"{total} runs, {results.stopped} stopped at a NaN or Inf")
+
+
+def print_controls(results: Results, console: Console) -> None:
+    """Noise of known mu and s2 against the thresholds derived for it."""
+    table = Table(
+        title="synthetic noise, thresholds derived from its mu and s2 (common: along every "
+        "direction; each: s2 along v is that times sum v_i^2 g_i^2 / <v, g>^2)",
+        title_justify="left",
+    )
+    for name in ("optimizer", "noise", "measured", "in mean", "mean square", "almost surely"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "noise" else "right")
+    for c in results.design.conditions:
+        if c.noise is None or c.noise.kind != "common":
+            continue
+        cfg = replace(results.design.base, **c.config)
+        adam = cfg.optimizer == "adam"
+        optimizer, b = ("ema", cfg.beta1) if adam else ("heavy_ball", cfg.momentum)
+        mu, s2 = c.noise.mu, c.noise.s2
+        thresholds = (
+            mean_threshold(optimizer, b, mu),
+            mean_square_threshold(optimizer, b, mu, s2),
+            almost_sure_threshold(optimizer, b, mu, s2),
+        )
+        measured = over_seeds(results.readings[c.group, c.label], lambda r: r.measured)
+        table.add_row(c.group, c.label, str(measured), *(f"{t:.2f}" for t in thresholds))
+    console.print(table)
 
 
 @dataclass(frozen=True)
@@ -383,7 +466,7 @@ def main(arguments: Arguments) -> int:
     if not execute(wanted, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, Console(width=max(console.width, 165)))
+    print_tables(results, Console(width=max(console.width, 195)))
     for picture in (
         draw(results, store.folder / f"{STUDY}.png"),
         draw_arms(results, store.folder / "arms.png"),
