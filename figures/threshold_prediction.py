@@ -18,12 +18,15 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from figures.command import draw_stored
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION
 from studies.threshold_prediction import SCHEMES, STUDY, Results, Tier, load
 
 COLOURS = dict(zip(SCHEMES, (BLACK, BLUE, VERMILION, ORANGE, GREEN, PURPLE), strict=True))
+# The moment that is drawn: the start, but for Adam, whose P means nothing after one step.
+MOMENT = {"gradient descent": 0, "heavy ball": 0, "Adam": 1}
 THEORIES = {"mean square": ("o", "mean square"), "almost surely": ("s", "almost surely"),
             "descent": ("^", "descent")}  # fmt: skip
 
@@ -37,13 +40,13 @@ def draw(results: Results, out: Path) -> Path:
         )
         figure.get_layout_engine().set(rect=(0, 0.2, 1, 0.8))  # type: ignore[union-attr,call-arg]
         for axis, arm in zip(axes, design.arms, strict=True):
-            ends = [arm.low, arm.high]
+            ends: list[float] = []
             for name in design.schemes:
                 t = results.thresholds[arm.name, name]
                 if not math.isfinite(t.value):
                     continue
                 for k, (theory, (marker, _)) in enumerate(THEORIES.items()):
-                    p = results.predicted(arm.name, name, theory)
+                    p = results.predicted(arm.name, name, theory, MOMENT[arm.name])
                     if not p.n:
                         continue
                     axis.errorbar(
@@ -56,16 +59,20 @@ def draw(results: Results, out: Path) -> Path:
                         markersize=3.6 - 0.2 * k,
                         elinewidth=0.5,
                     )
-                    ends += [0.9 * p.low, 1.1 * p.high]
-            low, high = min(ends), max(ends)
+                    ends += [0.8 * p.low, 1.25 * p.high, 0.8 * t.low, 1.25 * t.high]
+            low, high = min(ends, default=arm.low), max(ends, default=arm.high)
             axis.plot([low, high], [low, high], color="grey", linewidth=0.7, linestyle=":")
             axis.set_xscale("log")
             axis.set_yscale("log")
-            axis.set_xlim(arm.low, arm.high)
+            axis.set_xlim(low, high)
             axis.set_ylim(low, high)
-            axis.set_title(arm.name)
+            axis.set_title(f"{arm.name}, probed at step {design.moments[MOMENT[arm.name]]}")
             axis.set_xlabel("traced critical rate")
             axis.grid(True)
+            for each in (axis.xaxis, axis.yaxis):
+                each.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                each.set_minor_locator(NullLocator())
         axes[0].set_ylabel("predicted critical rate")
         handles = [
             Line2D([], [], linestyle="", marker="s", color=c, label=n)
@@ -82,7 +89,7 @@ def draw(results: Results, out: Path) -> Path:
             0.01,
             0.01,
             f"Traced by {min(runs)} to {max(runs)} runs each, bars 95 % credible intervals; "
-            f"predicted from exact runs at the low end, median of {design.seeds} seeds, 95 %.",
+            f"predicted from exact runs at a low rate, median of {design.seeds} seeds, 95 %.",
             fontsize=6.3,
             color="#333333",
         )

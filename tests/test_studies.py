@@ -128,14 +128,17 @@ def test_predictions_are_thresholds_over_sharpness(root: Path) -> None:
         for theory in ("mean", "mean square", "descent"):  # of exact gradients all say the same
             found = results.critical(arm, "exact", theory)
             np.testing.assert_allclose(found, edge / sharpness, rtol=1e-6)
-        almost = results.predicted(arm, "exact", "almost surely")
-        assert almost.value == pytest.approx(np.median(edge / sharpness.max(axis=1)), rel=0.2)
+        almost = results.predicted(arm, "exact", "almost surely", 1)
+        assert almost.value == pytest.approx(np.median(edge / sharpness[:, 1]), rel=1e-3)
         a = results.arrays[arm]
         j = results.design.schemes.index("all_e2m1")
         expected = edge * a["alpha"][..., j] / (a["alpha"] ** 2 + a["rho"] ** 2)[..., j] / sharpness
         np.testing.assert_allclose(results.critical(arm, "all_e2m1", "descent"), expected)
-        lowest = np.median(expected.min(axis=1))
-        assert results.predicted(arm, "all_e2m1", "descent").value == pytest.approx(lowest)
+        value = results.predicted(arm, "all_e2m1", "descent", 1).value
+        assert value == pytest.approx(np.median(expected[:, 1]))
+        traced = results.thresholds[arm, "all_e2m1"].value
+        ratio = results.ratio(arm, "all_e2m1", "descent", 1)
+        np.testing.assert_allclose(ratio, value / traced)
     cfg = threshold_prediction.config_of(results.design, results.design.arms[0])
     training = mxsim.start(cfg, mxsim.scheme("exact")).advance(5)
     x, y = mxsim.held_out(cfg, mxsim.make_teacher(cfg))
