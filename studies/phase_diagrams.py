@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +44,9 @@ from mxsim.grid import (
 from mxsim.progress import describe, execute
 from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
+from mxsim.sweep import load_points
 from mxsim.tracing import Column, stored_traces, trace_columns
+from studies.threshold_prediction import Forecast, mean_square_rate
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop", "cluster"]
@@ -193,6 +195,44 @@ def diagram(name: Name, tier: Tier) -> Diagram:
             y = config_axis("norm", ("layer", "layer_no_affine", "rms", "none"))
     grid = Grid(s.base, (x, y), {arm: scheme(arm) for arm in ARMS}, s.seeds, rule)
     return Diagram(x, y, grid, s, traced=name.startswith("lr_"))
+
+
+PROBED = (1, 3)  # steps; the second is used: Adam's P means nothing after one step
+PREDICTED = ("lr_depth", "lr_width", "lr_batch", "lr_init", "lr_teacher_gain")  # one scheme an arm
+
+
+def forecasts(it: Diagram) -> dict[tuple[str, int], Forecast]:
+    """(x label, seed) -> an exact run at a fifth of the lowest rate, to be probed at its start."""
+    lowest = min(level.config["lr"] for level in it.y.levels) / 5
+    found = {}
+    for seed in range(it.grid.seeds):
+        for level in it.x.levels:
+            cfg = it.grid.point((level,), "exact", seed, lowest).config
+            cfg = replace(cfg, eval_samples=min(cfg.eval_samples, 1024))
+            found[level.label, seed] = Forecast(cfg, ARMS, PROBED, batches=16)
+    return found
+
+
+def predictions(it: Diagram, store: Store) -> dict[tuple[str, str], float]:
+    """(x label, arm) -> the critical rate by mean-square stability, median over seeds.
+
+    Raises FileNotFoundError if a forecast is missing.
+    """
+    wanted = forecasts(it)
+    records = load_points(list(wanted.values()), store)
+    return {
+        (x, arm): float(
+            np.median(
+                [
+                    mean_square_rate(task, records[task.id], arm, 1)
+                    for (label, _), task in wanted.items()
+                    if label == x
+                ]
+            )
+        )
+        for x in it.x.labels
+        for arm in ARMS
+    }
 
 
 def _factor(ratio: float) -> Level:
@@ -362,6 +402,9 @@ class Arguments(Execution):
     """Where results are stored, a folder a study."""
     trace: bool = True
     """Trace the boundary, too, where one axis is the learning rate."""
+    predict: bool = False
+    """Lay the rate over the figure that a probe of an exact run's start predicts (Adam, where only
+    the configuration varies)."""
     dry_run: bool = False
     """Print what would run and how long it should take."""
 
@@ -391,10 +434,19 @@ def main(arguments: Arguments) -> int:
     }
     if columns and not trace_columns(columns, store, arguments, console):
         return 1
+    predicted: dict[Name, dict[tuple[str, str], float]] = {}
+    if arguments.predict:
+        able = {name: it for name, it in chosen.items() if name in PREDICTED}
+        probes = [task for it in able.values() for task in forecasts(it).values()]
+        if not execute(probes, store, arguments, console):
+            return 1
+        predicted = {name: predictions(it, store) for name, it in able.items()}
     for name in chosen:
         results = load(name, arguments.tier, arguments.results, partial=not arguments.trace)
         print_tables(results, Console(width=max(console.width, 150)))
-        picture = draw(results, store.folder / f"{name}.png")
+        for (x, arm), rate in predicted.get(name, {}).items():
+            console.print(f"predicted for {name} {x}, {arm}: {rate:.3g}", highlight=False)
+        picture = draw(results, store.folder / f"{name}.png", predicted.get(name))
         console.print(f"figure: {picture}", soft_wrap=True)
     return 0
 

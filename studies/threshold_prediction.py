@@ -207,6 +207,21 @@ class Forecast:
         return np.concatenate([b[k].ravel() for b in grads for k in KINDS]).astype(np.float64)
 
 
+def theory_of(cfg: ProxyConfig) -> tuple[str, float]:
+    """The optimizer of mxsim.theory.stability that a configuration is, and its momentum."""
+    return ("ema", cfg.beta1) if cfg.optimizer == "adam" else ("heavy_ball", cfg.momentum)
+
+
+def mean_square_rate(forecast: Forecast, record: Record, name: str, moment: int) -> float:
+    """The critical rate of one probed run by mean-square stability; NaN if 1 + mu <= 0."""
+    j = forecast.schemes.index(name)
+    mu, s2 = (float(record.arrays[key][moment, j]) for key in ("mu", "s2"))
+    if not mu > -1:
+        return float("nan")
+    edge = mean_square_threshold(*theory_of(forecast.config), mu, s2)
+    return float(edge / record.arrays["sharpness"][moment])
+
+
 def config_of(design: Design, arm: Arm) -> ProxyConfig:
     """The base with an arm's optimizer, at the rate of the probed run."""
     return replace(design.base, **dict(arm.config), lr=arm.probe)
@@ -323,7 +338,8 @@ def print_tables(results: Results, console: Console) -> None:
         table = Table(
             title=f"critical learning rate: traced [95 % credible], n runs; predicted at step "
             f"{step} of the probed run, median of {design.seeds} seeds, in brackets predicted / "
-            f"traced\n(width {base.width}, depth {base.depth}, batch {base.batch}, {base.steps} steps)",
+            f"traced\n(width {base.width}, depth {base.depth}, batch {base.batch}, "
+            f"{base.steps} steps)",
             title_justify="left",
         )
         for word in ("optimizer", "scheme", "traced", *THEORIES):
