@@ -16,6 +16,7 @@ import mxsim
 import mxsim.floor
 from figures import phase_diagrams as figure
 from mxsim.boundary import Search, Threshold
+from mxsim.curvature import adam_preconditioner, hvp, top_eigenvalue
 from mxsim.executors import Execution
 from mxsim.grid import STATES, Cell
 from mxsim.store import Record, Store
@@ -106,6 +107,27 @@ def test_numbers_are_those_of_runs(root: Path) -> None:
     steps = [failed.first_bad_step, other.first_bad_step]
     assert None not in steps
     assert results.first_bad_step("2", "1", "exact") == np.median(steps)  # type: ignore[arg-type]
+
+
+def test_predictions_are_laid_over_the_boundary(root: Path) -> None:
+    status, said = run_study(root, predict=True)
+    assert status == 0
+    it, store = study.diagram("lr_depth", "smoke"), Store(root / "phase_diagrams_smoke")
+    found = study.predictions(it, store)
+    assert set(found) == {(x, arm) for x in ("1", "2") for arm in study.ARMS}
+    assert f"predicted for lr_depth 2, exact: {found['2', 'exact']:.3g}" in said
+    tasks = study.forecasts(it)
+    rates = []
+    for seed in range(2):
+        cfg = tasks["2", seed].config
+        assert (cfg.depth, cfg.lr, cfg.seed) == (2, 0.002, seed)
+        training = mxsim.start(cfg, mxsim.scheme("exact")).advance(3)
+        x, y = mxsim.held_out(cfg, mxsim.make_teacher(cfg))
+        hessian = hvp(training.params, x, y, cfg)
+        p = adam_preconditioner(training.optimizer, cfg)
+        found_top = top_eigenvalue(hessian, hessian.size, preconditioner=p, tolerance=1e-8)
+        rates.append(38 / found_top.largest_algebraic)
+    assert found["2", "exact"] == pytest.approx(np.median(rates), rel=1e-4)
 
 
 def test_a_missing_run_fails_the_figure_unless_partial(root: Path, tmp_path: Path) -> None:
