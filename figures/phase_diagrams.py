@@ -193,8 +193,8 @@ def draw(results: Results, out: Path, predicted: Predictions | None = None) -> P
     base = it.grid.base
     norm = LogNorm(1, base.steps)
     titles = ("share of runs that fail", "each run", "first bad step, median")
-    height = 2.0 + 0.42 * max(len(it.y.labels), 5)
-    foot = 0.72 / height  # for legend and caption, 0.72 inch
+    height = 2.1 + 0.42 * max(len(it.y.labels), 5)
+    foot = 0.82 / height  # for legend and caption, 0.82 inch
     with plt.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure, axes = plt.subplots(
             2,
@@ -229,7 +229,7 @@ def draw(results: Results, out: Path, predicted: Predictions | None = None) -> P
             handles=legend_handles(bool(results.thresholds), bool(predicted)),
             loc="lower center",
             ncols=4,
-            bbox_to_anchor=(0.5, 0.3 / height),
+            bbox_to_anchor=(0.5, 0.4 / height),
             handlelength=1.6,
             columnspacing=1.4,
         )
@@ -298,15 +298,15 @@ def caption(results: Results) -> str:
     it = results.diagram
     b = it.grid.base
     text = (
-        f"{results.name}: {it.grid.seeds} seeds a cell, paired between arms; width {b.width}, depth"
-        f" {b.depth}, batch {b.batch}, {b.steps} steps, {b.activation}, {b.norm} norm, lr {b.lr:g},"
-        f" MXFP8 E4M3 (floor, even, blocks of 32) unless varied."
+        f"{results.name}: {it.grid.seeds} seeds a cell, paired between arms. Unless varied: width "
+        f"{b.width}, depth {b.depth}, batch {b.batch}, {b.steps} steps, {b.activation}, {b.norm} "
+        f"norm, lr {b.lr:g},\nMXFP8 E4M3 (scale rule floor, ties to even, blocks of 32)."
     )
     if results.thresholds:
         runs = [t.n for t in results.thresholds.values()]
         words = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
         text += (
-            f"\nTraced by {words} runs a column with seeds of their own; bars: "
+            f" Traced by {words} runs a column with seeds of their own;\nbars: "
             "95 % credible interval, a triangle where it leaves the range searched."
         )
     return text

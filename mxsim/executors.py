@@ -232,10 +232,14 @@ def read_cluster_file(path: Path) -> QueueCluster:
 
 def queue_cluster(described: QueueCluster) -> Any:
     """Start the cluster: a scheduler here, workers as jobs of the queueing system."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         import dask_jobqueue
     except ImportError as error:
         raise ImportError("a cluster file needs dask-jobqueue: pip install mxsim[dask]") from error
+    finally:  # its import takes Ctrl-C for itself (0.9: runner.py ends the process)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
     made = getattr(dask_jobqueue, QUEUES[described.queue])(**described.arguments)
     if isinstance(described.jobs, int):
         made.scale(jobs=described.jobs)

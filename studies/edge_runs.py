@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxsim import ProxyConfig, make_batches, make_teacher, start
+from mxsim import ProxyConfig, loss_and_grads, make_batches, make_teacher, start
 from mxsim.curvature import Hessian, adam_preconditioner, hvp, top_eigenvalue
 from mxsim.precision import PrecisionScheme
-from mxsim.proxy import parameter_views
+from mxsim.proxy import KINDS, parameter_views
 from mxsim.store import Record, provenance, result_id
+from mxsim.theory.descent import critical_scale
 from mxsim.threads import one_blas_thread
 from mxsim.train import Training
 
@@ -39,6 +40,10 @@ MEASURED = (
     "qq_p",  # <g~, P^-1 g~>
     "vg",  # <v, g>
     "vq",  # <v, g~>
+    "answer",  # <v, g~(+h) - g~(-h)>, h along v from the valley's floor: the run's own swing there
+    "answer_exact",  # the same of g
+    "scale",  # 2 <g, -u> / (u^T H u) of the step u that follows: above 1, a quadratic would fall
+    "change",  # what the exact loss does in that step
     "drift",  # -<g, grad S> off v: progressive sharpening, gradient descent only
     "strength",  # |grad S|^2 off v: self-stabilization, gradient descent only
 )
@@ -80,7 +85,7 @@ class EdgeRun:
     noise: GradientNoise | None = None
     every: int = 11  # odd, since at the edge iterates alternate sides
     burst: int = 150
-    study: str = "quantized_edge"
+    study: str = "quantized_edge displaced"
 
     @cached_property
     def id(self) -> str:
@@ -119,6 +124,7 @@ class EdgeRun:
         arrays = {name: np.full(len(steps), np.nan) for name in MEASURED}
         bursts = {f"burst_{name}": np.full(self.burst, np.nan) for name in BURST}
         vector: Array | None = None
+        batches = make_batches(cfg, make_teacher(cfg))
         contiguous = cfg.steps - self.burst  # from here on every step is looked at
         while not training.ended:
             at = training.step
@@ -138,6 +144,14 @@ class EdgeRun:
                 arrays["loss"][row] = hessian.loss
                 if cfg.optimizer == "sgd" and vector is not None:
                     self._third_order(training, x, y, hessian, vector, arrays, row)
+                if at >= cfg.steps / 2 and vector is not None:
+                    arrays["vg"][row] = vector @ hessian.gradient
+                    swing = float(np.sqrt(np.nanmean(arrays["vg"][steps >= cfg.steps / 2] ** 2)))
+                    batch = batches.at(at)
+                    arrays["answer"][row], arrays["answer_exact"][row] = self._answers(
+                        training, (x, y), batch, hessian, vector, p, swing
+                    )
+            before = training.flat.astype(np.float64)
             training.advance(1, on_gradient=noise)
             if training.bad_step is not None:
                 break
@@ -146,6 +160,9 @@ class EdgeRun:
                 for a, b, name in ((g, g, "gg"), (q, g, "qg"), (q, q, "qq")):
                     arrays[name][row] = a @ b
                     arrays[f"{name}_p"][row] = a @ (b / p)
+                u = training.flat - before
+                arrays["scale"][row] = critical_scale(g, -u, hessian)
+                arrays["change"][row] = hvp(training.params, x, y, cfg).loss - hessian.loss
             if vector is not None:
                 along = {"vg": vector @ g, "vq": vector @ q}
                 for name, value in along.items():
@@ -161,6 +178,38 @@ class EdgeRun:
             {**self.settings(), "versions": dict(provenance()), "status": status}
             | {"bad_step": training.bad_step, "seconds": training.seconds},
         )
+
+    def _answers(
+        self,
+        training: Training,
+        whole: tuple[Array, Array],
+        batch: tuple[Array, Array],
+        hessian: Hessian,
+        v: Array,
+        p: Array,
+        swing: float,
+    ) -> tuple[float, float]:
+        """How <v, g~> and <v, g> answer to a displacement of the parameters along v.
+
+        The displacement is made here, on both sides of the valley's floor along v, by ``swing``
+        (of <v, g>): no product of the run's own steps enters, which would only say how it moved.
+        """
+        cfg = self.config
+        bend = float(v @ hessian(v))  # of <v, g> for a unit displacement
+        floor = training.flat - (v @ hessian.gradient) / bend * v
+        sides = [floor + sign * swing / bend * v for sign in (1, -1)]
+        noisy: list[Any] = []
+        exact: list[Any] = []
+        for side in sides:
+            tree = parameter_views(np.ascontiguousarray(side, np.float64), cfg)
+            for found, data, scheme in (
+                (noisy, batch, self.scheme),
+                (exact, whole, PrecisionScheme()),
+            ):
+                _, grads = loss_and_grads(tree, *data, cfg, scheme, step=training.step)
+                found.append(v @ np.concatenate([b[k].ravel() for b in grads for k in KINDS]))
+        gain = 1 + self.noise.mu if self.noise else 1.0
+        return gain * float(noisy[0] - noisy[1]), float(exact[0] - exact[1])
 
     def _third_order(
         self,

@@ -370,6 +370,10 @@ def print_tables(results: Results, console: Console) -> None:
         f"{c.pairs} pairs: {c.both} fail in both arms, {c.mx_only} in MX only, {c.exact_only} in "
         f"exact only; MX minus exact share, mean over {c.difference.n} seeds: {c.difference} (95 %)"
     )
+    for arm in ARMS:
+        different = {r.id for cell, r in results.records.items() if r and cell.arm == arm}
+        if len(different) < c.pairs:
+            console.print(f"{arm}: {len(different)} different runs, each in several cells")
     if results.thresholds:
         table = Table(
             title=f"{it.y.name} at which half of the runs fail [95 % credible interval], n runs",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_no_more_is_submitted_than_workers_can_take(tmp_path: Path) -> None:
     with Counting(1) as executor:
         done = list(run_points(POINTS, Store(tmp_path), Pool(executor, lambda: 1, "", queued=1)))
         assert len(done) == 6
-        assert executor.most == 2
+        assert 1 <= executor.most <= 2
 
 
 def test_what_is_done_when_a_sweep_is_left_is_stored(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def run_script(text: str, folder: Path, *arguments: str, **settings: Any) -> str
 
 
 def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
+    assert find_spec("distributed")
     compile_kernels(POINTS)
     said = json.loads(run_script(DASK, tmp_path, str(tmp_path / "results"), "150"))
     assert said == {"workers": 3, "missing": 0}
@@ -205,6 +206,7 @@ kill -- -"$(cat "$JOBS/pid")"
 """
 
 SLURM = """
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -219,12 +221,15 @@ if __name__ == "__main__":
     cfg = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=12, eval_samples=16)
     points = [Point(replace(cfg, seed=s), mxsim.scheme("exact")) for s in range(6)]
     execution = Execution(executor="dask", cluster=Path(sys.argv[2]))
-    sys.exit(0 if execute(points, Store(Path(sys.argv[1])), execution, Console()) else 1)
+    handler = signal.getsignal(signal.SIGINT)
+    done = execute(points, Store(Path(sys.argv[1])), execution, Console())
+    assert signal.getsignal(signal.SIGINT) is handler
+    sys.exit(0 if done else 1)
 """
 
 
 def test_runs_go_through_a_slurm_queue(tmp_path: Path) -> None:
-    pytest.importorskip("dask_jobqueue")
+    assert find_spec("dask_jobqueue")  # not imported here: it would take Ctrl-C for itself
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
