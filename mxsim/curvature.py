@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
 from mxsim.config import ProxyConfig
 from mxsim.hessian import Hessian, hvp
@@ -48,8 +48,9 @@ class Sharpness:
     - smallest_algebraic, smallest_eigenvector, smallest_residual: of the other end; NaN and None
       unless both ends were asked for.
     - matvecs: Hessian-vector products spent.
-    - converged: False where Lanczos gave up, and the pairs are those of its first sweep; or where
-      a product was not finite, and they are NaN.
+    - converged: False where Lanczos gave up, and the pairs are those of its first sweep; where a
+      residual is larger than asked for, as of an operator that is not symmetric; or where a product
+      was not finite or all were zero, and they are NaN.
     """
 
     largest_algebraic: float
@@ -145,11 +146,14 @@ def top_eigenvalue(
                 float(np.linalg.norm(symmetric(u) - lam * u))
                 for lam, u in zip(values, vectors, strict=True)
             ]
-        except FloatingPointError:
+        except (FloatingPointError, ArpackError):
             nothing = np.full(size, math.nan)
             both = nothing if both_ends else None
             nan = math.nan
             return Sharpness(nan, nothing, nan, nan, both, nan, matvecs, converged=False)
+        # ARPACK trusts the operator to be symmetric; the residual does not.
+        limit = 2 * max(tolerance, 1e-12) * float(np.abs(values).max())
+        converged = converged and max(residuals) <= limit
         own = vectors / root
         own /= np.linalg.norm(own, axis=1, keepdims=True)
     return Sharpness(

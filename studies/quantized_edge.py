@@ -12,11 +12,18 @@ alpha and rho measured at the same points.  That formula was written down before
 Its rivals, on the same runs:
 
 - in P's metric: the same with products in P^-1, in which Adam descends;
-- along v: mean-square stability (mxsim.theory.stability) with mu and s2 of <v, g~> / <v, g> - 1
-  along the top eigenvector v, by regression over the second half of the run;
-- in mean: c / (1 + mu), the same without its variance;
+- displaced: stability in mean along the top eigenvector v, c over the gain with which <v, g~>
+  answers when the parameters are displaced along v, to both sides of the valley's floor;
 - the stochastic sharpness gap eta beta sigma^2 / (4 alpha) of arXiv:2604.21016 (gradient descent),
   its alpha the progressive sharpening, its beta the strength of self-stabilization.
+
+What cannot be a theory of the edge: anything made of <v, g~> and <v, g> along the run itself.
+Wherever <v, g>^2 is stationary, <v, g>' = <v, g> - eta S <v, g~> alone makes
+
+    eta S = 2 sum <v, g~> <v, g> / sum <v, g~>^2,
+
+an identity, whatever the error is (and mean-square stability with mu and s2 by regression over the
+run is the same number).  It is printed as a check of the linear picture along v.
 
 Controls put synthetic noise of known mu and s2 on the exact gradient.
 """
@@ -191,28 +198,26 @@ class Reading:
     measured: float
     edge: float  # c, the exact one
     predicted: Mapping[str, float]
+    identity: float  # 2 sum <v, g~><v, g> / sum <v, g~>^2, plain gradient descent only
     alpha: float  # <g~, g> / |g|^2, pooled over the second half, as are the others
     rho: float
-    mu: float
-    s2: float
+    gain: float  # of <v, g~> where the parameters are displaced along v
     memory: float  # see _memory
-    proportional: (
-        float  # correlation of the error along v beside its mean gain with <v, g>, in size
-    )
     settled: float  # mean of the last quarter over that of the third
+    right: float  # share of steps whose rise or fall of the exact loss the descent condition says
+    rises: float  # share of steps in which the exact loss rises
 
 
 PREDICTORS: Mapping[str, str] = {
-    "descent": "c alpha / (alpha^2 + rho^2), mean over points",
-    "descent in P": "the same in P's metric",
-    "along v, mean square": "mean-square stability along the top eigenvector",
-    "along v, mean": "c / (1 + mu) along the top eigenvector",
-    "sharpness gap": "c - eta^2 beta sigma^2 / (4 alpha), arXiv:2604.21016",
+    "descent": "descent: c alpha / (alpha^2 + rho^2)",
+    "descent in P": "descent in P's metric",
+    "displaced": "in mean along v, gain by displacement",
+    "sharpness gap": "stochastic sharpness gap, arXiv:2604.21016",
 }
 
 
 def read(record: Record) -> Reading:
-    """The second half of a run."""
+    """The second half of a run; NaN if nothing was measured there."""
     cfg = ProxyConfig(**record.meta["config"])
     a = {name: np.asarray(each, float) for name, each in record.arrays.items()}
     steps = a["steps"]
@@ -220,46 +225,46 @@ def read(record: Record) -> Reading:
     c = edge_of_stability(cfg)
     if not late.any():
         nothing = dict.fromkeys(PREDICTORS, np.nan)
-        return Reading(np.nan, c, nothing, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan)
+        return Reading(np.nan, c, nothing, *[np.nan] * 8)
     s = cfg.lr * a["sharpness"]
     vg, vq = a["vg"][late], a["vq"][late]
-    gain = (vq @ vg) / (vg @ vg)
-    s2 = float(np.sum((vq - gain * vg) ** 2) / (vg @ vg))
-    optimizer, b = ("ema", cfg.beta1) if cfg.optimizer == "adam" else ("heavy_ball", cfg.momentum)
+    gain = float(np.sum(a["answer"][late]) / np.sum(a["answer_exact"][late]))
     predicted = {
         "descent": c * float(np.mean((a["qg"] / a["qq"])[late])),
         "descent in P": c * float(np.mean((a["qg_p"] / a["qq_p"])[late])),
-        "along v, mean square": _square(optimizer, b, gain - 1, s2),
-        "along v, mean": float(mean_threshold(optimizer, b, gain - 1)) if gain > 0 else 0.0,
+        "displaced": c / gain if gain > 0 else np.nan,
         "sharpness gap": np.nan,
     }
-    if cfg.optimizer == "sgd" and cfg.momentum == 0:
+    plain = cfg.optimizer == "sgd" and cfg.momentum == 0
+    if plain:
         drift, strength = (float(np.mean(a[name][late])) for name in ("drift", "strength"))
-        variance = float(np.var(vq - vg))
-        predicted["sharpness gap"] = c - cfg.lr**2 * strength * variance / (4 * drift)
+        if drift > 0:  # the theory's domain: the sharpness would rise by itself
+            gap = cfg.lr**2 * strength * float(np.var(vq - vg)) / (4 * drift)
+            predicted["sharpness gap"] = c - gap
     alpha = float(a["qg"][late].sum() / a["gg"][late].sum())
     power = float(a["qq"][late].sum() / a["gg"][late].sum())
-    memory = _memory(a["burst_vg"], a["burst_vq"])
     third = late & (steps < 0.75 * cfg.steps)
     settled = float(np.mean(s[late & ~third]) / np.mean(s[third])) if third.any() else np.nan
+    falls = a["change"][late] < 0
     return Reading(
         float(np.mean(s[late])),
         c,
         predicted,
+        float(2 * (vq @ vg) / (vq @ vq)) if plain else np.nan,
         alpha,
         float(np.sqrt(max(power - alpha**2, 0))),
-        gain - 1,
-        s2,
-        memory,
-        _proportional(vg, vq),
+        gain,
+        _memory(a["burst_vg"], a["burst_vq"]),
         settled,
+        float(np.mean((a["scale"][late] > 1) == falls)),
+        float(np.mean(~falls)),
     )
 
 
 def _memory(vg: Array, vq: Array) -> float:
     """Correlation from step to step of the error along v beside its mean gain, by v's own sign.
 
-    NaN without such an error.  The theory of independent gains has 0.
+    NaN without such an error.
     """
     known = np.isfinite(vg) & np.isfinite(vq)  # the burst may begin a few steps late
     vg, vq = vg[known], vq[known]
@@ -269,18 +274,6 @@ def _memory(vg: Array, vq: Array) -> float:
     if np.ptp(rest) <= 1e-9 * np.ptp(vg):
         return np.nan
     return float(np.corrcoef(rest[1:], rest[:-1])[0, 1])
-
-
-def _proportional(vg: Array, vq: Array) -> float:
-    """Correlation of |error beside its mean gain| with |<v, g>|: 0 if it is additive noise."""
-    rest = np.abs(vq - (vq @ vg) / (vg @ vg) * vg)
-    if len(vg) < 3 or rest.max() <= 1e-9 * np.abs(vg).max():
-        return np.nan
-    return float(np.corrcoef(rest, np.abs(vg))[0, 1])
-
-
-def _square(optimizer: str, b: float, mu: float, s2: float) -> float:
-    return float(mean_square_threshold(optimizer, b, mu, s2)) if mu > -1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -359,8 +352,9 @@ def print_tables(results: Results, console: Console) -> None:
     )
     for name in ("optimizer", "condition"):
         table.add_column(name, no_wrap=True)
-    heads = ("measured", "descent", "in P", "along v,\nmean sq.", "along v,\nmean", "gap")
-    for name in (*heads, "alpha", "rho", "mu", "s2", "memory", "as <v, g>", "settled"):
+    heads = ("measured", "descent", "in P", "displaced", "gap", "identity")
+    fields = ("alpha", "rho", "gain", "memory", "settled", "right", "rises")
+    for name in (*heads, *fields):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
     for (group, label), each in results.readings.items():
@@ -368,18 +362,17 @@ def print_tables(results: Results, console: Console) -> None:
             table.add_section()
         last = group
         cells = [str(over_seeds(each, lambda r: r.measured))]
-        for name in PREDICTORS:
-            value = over_seeds(each, prediction(name)).value
-            cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
-        for field in ("alpha", "rho", "mu", "s2", "memory", "proportional", "settled"):
-            value = over_seeds(each, attrgetter(field)).value
-            cells.append(f"{value:.2f}" if np.isfinite(value) else "-")
+        values = [over_seeds(each, prediction(name)).value for name in PREDICTORS]
+        values += [over_seeds(each, attrgetter(name)).value for name in ("identity", *fields)]
+        cells += [f"{value:.2f}" if np.isfinite(value) else "-" for value in values]
         table.add_row(group, label, *cells)
     console.print(table)
     console.print(
-        "memory: correlation from step to step of the error along v beside its mean gain; as "
-        "<v, g>: of its size with that of <v, g> (0: additive). settled: mean of eta S in the last "
-        "quarter over that in the third (1: it hovers)."
+        "identity: no theory, see the module's first lines. gain: of <v, g~> by displacement along "
+        "v. memory: correlation from step to step of the error along v beside its mean gain. "
+        "settled: mean of eta S in the last quarter over that in the third (1: it hovers). right: "
+        "share of measured steps in which the exact loss does what 2 <g, u> / (u^T H u) > 1 says; "
+        "rises: share in which it rises."
     )
     print_controls(results, console)
     table = Table(
@@ -417,8 +410,7 @@ def print_tables(results: Results, console: Console) -> None:
 def print_controls(results: Results, console: Console) -> None:
     """Noise of known mu and s2 against the thresholds derived for it."""
     table = Table(
-        title="synthetic noise, thresholds derived from its mu and s2 (common: along every "
-        "direction; each: s2 along v is that times sum v_i^2 g_i^2 / <v, g>^2)",
+        title="synthetic noise common to all parameters: thresholds derived from its mu and s2",
         title_justify="left",
     )
     for name in ("optimizer", "noise", "measured", "in mean", "mean square", "almost surely"):
@@ -466,7 +458,7 @@ def main(arguments: Arguments) -> int:
     if not execute(wanted, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, Console(width=max(console.width, 195)))
+    print_tables(results, Console(width=max(console.width, 175)))
     for picture in (
         draw(results, store.folder / f"{STUDY}.png"),
         draw_arms(results, store.folder / "arms.png"),

@@ -347,14 +347,16 @@ def print_tables(results: Results, console: Console) -> None:
         for arm in design.arms:
             for name in design.schemes:
                 t = results.thresholds[arm.name, name]
-                cells = [
-                    f"{results.predicted(arm.name, name, theory, moment).value:.3g} "
-                    f"({results.ratio(arm.name, name, theory, moment):.2f})"
-                    for theory in THEORIES
-                ]
-                table.add_row(arm.name, name, f"{t}, {t.n}", *cells)
+                cells = []
+                for theory in THEORIES:
+                    p = results.predicted(arm.name, name, theory, moment)
+                    ratio = results.ratio(arm.name, name, theory, moment)
+                    cells.append(f"{p.value:.2g} [{p.low:.2g}, {p.high:.2g}] ({ratio:.2f})")
+                star = "" if t.converged else " *"
+                table.add_row(arm.name, name, f"{t}, {t.n}{star}", *cells)
             table.add_section()
         console.print(table)
+    console.print(f"* wider than a factor of {design.width:g} after {design.max_runs} runs")
     closed = [theory for theory in THEORIES if theory != "almost surely"]
     table = Table(
         title="predicted / traced by step of the probed run: median over schemes [lowest, highest]",
@@ -431,7 +433,7 @@ def main(arguments: Arguments) -> int:
     if not trace_columns(searched, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, Console(width=max(console.width, 190)))
+    print_tables(results, Console(width=max(console.width, 210)))
     figure = draw(results, store.folder / f"{STUDY}.png")
     console.print(f"figure: {figure}", soft_wrap=True)
     return 0

@@ -369,3 +369,13 @@ def test_adam_leaves_a_preconditioned_valley_beyond_the_edge(beta1: float) -> No
         gain = (1 - beta1) * times * edge
         step = np.array([[1 - gain, -beta1], [gain, beta1]])
         assert (np.abs(np.linalg.eigvals(step)).max() < 1) == stable
+
+
+def test_what_is_not_symmetric_does_not_count_as_converged() -> None:
+    a = np.random.default_rng(0).standard_normal((40, 40))
+    found = top_eigenvalue(lambda v: a @ v, 40)
+    assert found.residual > 0.1
+    assert not found.converged
+    nothing = top_eigenvalue(lambda v: 0 * v, 40)
+    assert np.isnan(nothing.largest_algebraic)
+    assert not nothing.converged

@@ -105,9 +105,59 @@ def test_exact_gradients_leave_every_theory_at_the_exact_edge(cfg: mxsim.ProxyCo
 def test_a_common_gain_is_found_as_such() -> None:
     reading = read(run(CONFIG, mxsim.scheme("exact"), GradientNoise("common", 0.25, 0.0)))
     assert reading.alpha == pytest.approx(1.25, rel=1e-9)
-    assert reading.mu == pytest.approx(0.25, rel=1e-9)
-    for name in ("descent", "along v, mean", "along v, mean square"):
+    assert reading.gain == pytest.approx(1.25, rel=1e-9)
+    for name in ("descent", "descent in P", "displaced"):
         assert reading.predicted[name] == pytest.approx(1.6, rel=1e-9)
+
+
+def test_the_answer_to_a_displacement_is_the_gradients_own() -> None:
+    record = run(CONFIG, MX)
+    row = int(np.flatnonzero(record.arrays["steps"] == 25)[0])
+    training = mxsim.start(CONFIG, MX).advance(25)
+    x, y = whole_data(CONFIG)
+    hessian = hvp(training.params, x, y, CONFIG)
+    v = top_eigenvalue(hessian, hessian.size, tolerance=1e-10).eigenvector
+    bend = v @ hessian(v)
+    # Of the second half so far.
+    first = int(np.flatnonzero(record.arrays["steps"] == 20)[0])
+    swing = float(np.sqrt(np.mean(record.arrays["vg"][first : row + 1] ** 2)))
+    found = []
+    for scheme in (MX, mxsim.scheme("exact")):
+        sides = []
+        for sign in (1, -1):
+            theta = training.flat + (-(v @ hessian.gradient) + sign * swing) / bend * v
+            tree = parameter_views(theta, CONFIG)
+            sides.append(v @ flat(mxsim.loss_and_grads(tree, x, y, CONFIG, scheme, step=25)[1]))
+        found.append(sides[0] - sides[1])
+    assert record.arrays["answer_exact"][row] == pytest.approx(found[1], rel=2e-2)
+    assert record.arrays["answer"][row] == pytest.approx(found[0], rel=0.1)  # v to 1e-3, E4M3 steps
+    assert record.arrays["answer_exact"][row] == pytest.approx(2 * swing, rel=0.3)  # nearly linear
+
+
+def test_the_descent_condition_is_held_to_what_the_loss_does() -> None:
+    record = run(ADAM, MX)
+    row = int(np.flatnonzero(record.arrays["steps"] == 30)[0])
+    training = mxsim.start(ADAM, MX).advance(30)
+    x, y = whole_data(ADAM)
+    hessian = hvp(training.params, x, y, ADAM)
+    before = training.flat.copy()
+    u = training.advance(1).flat - before
+    scale = -2 * (hessian.gradient @ u) / (u @ hessian(u))
+    assert record.arrays["scale"][row] == pytest.approx(scale if scale > 0 else np.inf, rel=1e-6)
+    change = hvp(training.params, x, y, ADAM).loss - hessian.loss
+    assert record.arrays["change"][row] == pytest.approx(change, rel=1e-9)
+
+
+def test_products_along_the_run_only_say_how_it_moved() -> None:
+    # A stable valley, eta lam = 0.3, with additive noise: its edge is 2, the identity says 0.3.
+    rng = np.random.default_rng(0)
+    x, g, q = 0.0, [], []
+    for noise in rng.standard_normal(20_000):
+        g.append(x)
+        q.append(x + noise)
+        x -= 0.3 * q[-1]
+    vg, vq = np.array(g), np.array(q)
+    assert 2 * (vq @ vg) / (vq @ vq) == pytest.approx(0.3, rel=0.05)
 
 
 def test_noise_has_the_moments_asked_for() -> None:

@@ -31,12 +31,14 @@ class Law:
 
 
 def gaussian(mean: float = 0.0, sd: float = 1.0) -> Law:
-    """N(mean, sd^2), sd > 0.  Raises ValueError for another sd.
+    """N(mean, sd^2), sd > 0.  Raises ValueError for another sd, or a mean that is not finite.
 
     With t^(j-1) phi the derivative of nothing simpler, integration by parts gives the recursion
     E_j = mean E_(j-1) + (j-1) sd^2 E_(j-2) - sd t^(j-1) phi((t - mean) / sd).
     """
     check_positive("sd", sd)
+    if not math.isfinite(mean):
+        raise ValueError(f"mean must be finite; got {mean!r}")
 
     def partial(t: Array) -> Array:
         z = np.clip((np.asarray(t, np.float64) - mean) / sd, -40.0, 40.0)  # phi(40) = 1e-348: zero

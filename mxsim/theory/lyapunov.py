@@ -13,7 +13,8 @@ the direction of the state, which is itself a Markov chain, on the half circle o
 chain's transfer operator on an even grid of angles (linear interpolation between neighbours) is a
 matrix of transition probabilities, and L follows from its Poisson equation.  The error falls with
 the square of the grid: below 1e-3 of the threshold on 512 angles against 1024 (tests), but for
-two-point gains at b near 0.5, where it can reach 2e-3 (the invariant law is then not smooth).
+two-point gains at b near 0.5, where it can reach 2e-3 (the invariant law is then not smooth), and
+for b towards 0, where steps turn a state by up to a right angle and it reaches 3e-3.
 """
 
 from __future__ import annotations
