@@ -166,11 +166,21 @@ def draw_boundary(axis: Axes, results: Results, arm: str) -> None:
 
 
 def draw_predictions(axis: Axes, results: Results, arm: str, predicted: Predictions) -> None:
-    """Predicted critical rates as diamonds."""
+    """Predicted critical rates as diamonds; on the edge where they lie beyond it."""
+    bottom, top = -0.5, len(results.diagram.y.labels) - 0.5
     for i, x in enumerate(results.diagram.x.labels):
         if (x, arm) in predicted:
-            at = position(results, x, arm, predicted[x, arm])
-            axis.plot(i, at, "D", color=BLACK, markerfacecolor="white", markersize=3.2, zorder=6)
+            at = min(max(position(results, x, arm, predicted[x, arm]), bottom), top)
+            axis.plot(
+                i - 0.2,
+                at,
+                "D",
+                color=BLACK,
+                markerfacecolor="white",
+                markersize=3.2,
+                zorder=6,
+                clip_on=False,
+            )
 
 
 def frame(axis: Axes, results: Results) -> None:
@@ -287,7 +297,7 @@ def legend_handles(traced: bool, predicted: bool) -> list[Any]:
                 marker="D",
                 color=BLACK,
                 markerfacecolor="white",
-                label="predicted",
+                label="predicted (on the edge: beyond)",
             )
         )
     return handles

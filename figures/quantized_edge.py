@@ -35,8 +35,8 @@ LOOK = {
     "Adam control": (PURPLE, "D", "Adam, synthetic noise"),
 }
 PANELS = {
-    "descent": "descent condition",
-    "along v, mean square": "mean square along v",
+    "descent in P": "descent condition, in P's metric",
+    "displaced": "in mean along v, by displacement",
     "sharpness gap": "stochastic sharpness gap",
 }
 ARMS = {
@@ -134,7 +134,7 @@ def draw_arms(results: Results, out: Path) -> Path:
                     linewidth=0,
                 )  # fmt: skip
                 axis.plot(steps, np.median(values, axis=0), color=colour, label=words)
-                predicted = over_seeds(results.readings[group, label], prediction("descent"))
+                predicted = over_seeds(results.readings[group, label], prediction("descent in P"))
                 axis.plot([steps[-1] * 1.01, steps[-1] * 1.05], [predicted.value] * 2, color=colour)
             axis.axhline(edge, color="grey", linewidth=0.7, linestyle=":")
             axis.set_title(title)
