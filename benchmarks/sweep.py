@@ -3,7 +3,7 @@
     python -m benchmarks.sweep [--sample 32] [--rounds 2]
 
 The sweep is a 16 x 16 diagram (learning rate x depth of 1 to 4, exact and MX alternating) at width
-64, batch 128, 300 steps: 256 runs, of which an evenly spread sample is run, on one process and on
+64, batch 128, 300 steps: 256 runs, of which a random sample is run, on one process and on
 two by turns.  Overhead is the time of a run of one process beside ``Run.seconds``, its training
 and evaluation: making data and buffers, judging, storing, handing over.
 """
@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +67,8 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     """Measure and print."""
     everything = diagram()
-    sample = everything[:: max(len(everything) // arguments.sample, 1)]
+    order = np.random.default_rng(0).permutation(len(everything))
+    sample = [everything[i] for i in order[: arguments.sample]]
     compile_kernels(sample)
     seconds: dict[int, list[float]] = {1: [], 2: []}
     overheads = []

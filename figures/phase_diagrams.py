@@ -1,6 +1,6 @@
 """A phase diagram as maps: share of runs that fail, what became of each run, first bad step.
 
-    python -m figures.phase_diagrams lr_depth [--tier smoke|laptop|cluster] [--partial]
+    python -m figures.phase_diagrams --diagram lr_depth [--tier smoke|laptop|cluster] [--partial]
 
 Reads the results of studies/phase_diagrams.py; fails if any run is missing, unless ``--partial``,
 which draws what is there and hatches the rest.
@@ -62,6 +62,15 @@ def no_result(axis: Axes, x: float, y: float, w: float, h: float) -> None:
     )
 
 
+def blank(axis: Axes, i: int, j: int, states: list[State]) -> None:
+    """A cell without a result: hatched if not run, in the look of failure if its runs raised."""
+    if "failed" in states:
+        tile(axis, i - 0.5, j - 0.5, 1, 1, LOOK["failed"][0])
+        axis.text(i, j, "?", ha="center", va="center", fontsize=6)
+    else:
+        no_result(axis, i - 0.5, j - 0.5, 1, 1)
+
+
 def draw_shares(axis: Axes, results: Results, arm: str) -> None:
     """Cells coloured by the share of runs that failed, the counts in them."""
     it = results.diagram
@@ -69,7 +78,7 @@ def draw_shares(axis: Axes, results: Results, arm: str) -> None:
         for j, y in enumerate(it.y.labels):
             failed = [f for f in results.failed(x, y, arm) if f is not None]
             if not failed:
-                no_result(axis, i - 0.5, j - 0.5, 1, 1)
+                blank(axis, i, j, results.states(x, y, arm))
                 continue
             share = sum(failed) / len(failed)
             tile(axis, i - 0.5, j - 0.5, 1, 1, SHARES(share))
@@ -105,7 +114,8 @@ def draw_runs(axis: Axes, results: Results, arm: str) -> None:
                     axis.plot(
                         left + w * 0.46,
                         low + h * 0.44,
-                        mark,
+                        marker=mark,
+                        linestyle="",
                         color=BLACK,
                         markersize=1.8,
                         markeredgewidth=0.5,
@@ -120,7 +130,7 @@ def draw_steps(axis: Axes, results: Results, arm: str, norm: LogNorm) -> None:
         for j, y in enumerate(it.y.labels):
             step = results.first_bad_step(x, y, arm)
             if all(f is None for f in results.failed(x, y, arm)):
-                no_result(axis, i - 0.5, j - 0.5, 1, 1)
+                blank(axis, i, j, results.states(x, y, arm))
             elif math.isnan(step):
                 axis.plot(i, j, ".", color="#aaaaaa", markersize=2.5)
             else:
@@ -316,7 +326,7 @@ def caption(results: Results) -> str:
         runs = [t.n for t in results.thresholds.values()]
         words = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
         text += (
-            f" Traced by {words} runs a column with seeds of their own;\nbars: "
+            f" Traced by {words} runs a column, each with another seed;\nbars: "
             "95 % credible interval, a triangle where it leaves the range searched."
         )
     return text

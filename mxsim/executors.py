@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -26,13 +27,13 @@ Kind = Literal["processes", "serial", "dask"]
 KINDS: tuple[Kind, ...] = ("processes", "serial", "dask")
 
 # dask-jobqueue's class for each table that a cluster file may have.
-QUEUES = {
-    "slurm": "SLURMCluster",
-    "pbs": "PBSCluster",
-    "sge": "SGECluster",
-    "lsf": "LSFCluster",
-    "oar": "OARCluster",
-    "htcondor": "HTCondorCluster",
+QUEUES = {  # and the command that submits a job
+    "slurm": ("SLURMCluster", "sbatch"),
+    "pbs": ("PBSCluster", "qsub"),
+    "sge": ("SGECluster", "qsub"),
+    "lsf": ("LSFCluster", "bsub"),
+    "oar": ("OARCluster", "oarsub"),
+    "htcondor": ("HTCondorCluster", "condor_submit"),
 }
 
 
@@ -50,7 +51,7 @@ class Execution:
     address: str | None = None
     """Dask scheduler to use, as in tcp://host:8786."""
     cluster: Path | None = None
-    """TOML file that describes a Dask cluster on Slurm (README: On a cluster)."""
+    """TOML file that describes a Dask cluster on Slurm (docs/sweeps.md, On a cluster)."""
 
     def __post_init__(self) -> None:
         choose("executor", self.executor, KINDS)
@@ -240,7 +241,15 @@ def queue_cluster(described: QueueCluster) -> Any:
     finally:  # its import takes Ctrl-C for itself (0.9: runner.py ends the process)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)
-    made = getattr(dask_jobqueue, QUEUES[described.queue])(**described.arguments)
+    name, submits = QUEUES[described.queue]
+    if shutil.which(submits) is None:
+        raise ValueError(
+            f"[{described.queue}] needs the command {submits}, which is not found here"
+        )
+    try:
+        made = getattr(dask_jobqueue, name)(**described.arguments)
+    except Exception as error:  # whatever its many settings lead to
+        raise ValueError(f"{name} does not take {dict(described.arguments)}: {error}") from error
     if isinstance(described.jobs, int):
         made.scale(jobs=described.jobs)
     else:

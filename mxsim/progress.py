@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -22,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from mxsim.estimate import cost_of, in_words
 from mxsim.executors import Execution, Pool
@@ -63,16 +64,22 @@ def execute(
     try:
         store.check_writable()
     except OSError as error:
-        console.print(f"[red]{store.folder} does not take results ({error})", soft_wrap=True)
+        say(console, f"{store.folder} does not take results ({error})", "red")
         return False
     failed: list[Finished[Task]] = []
     done, ended = 0, None
     try:
-        opened = nullcontext(execution) if isinstance(execution, Pool) else execution.open()
-        with terminable(), opened as pool:
-            console.print(
-                f"{part}running {len(found.missing)} runs on {pool.words}", soft_wrap=True
-            )
+        with ExitStack() as stack:  # left by an exception, it abandons what is running
+            stack.enter_context(terminable())
+            if isinstance(execution, Pool):
+                pool = execution
+            else:
+                try:
+                    pool = stack.enter_context(execution.open())
+                except (ImportError, OSError, ValueError) as error:
+                    say(console, str(error), "red")
+                    return False
+            say(console, f"{part}running {len(found.missing)} runs on {pool.words}")
             compile_kernels(found.missing)
             for each in _watched(found.missing, store, pool, console):
                 if each.error:
@@ -81,27 +88,26 @@ def execute(
                     done += 1
     except KeyboardInterrupt:
         ended = "interrupted"
-    except (WorkersLost, StoreFailed) as error:
-        ended = str(error)
-    except (ImportError, OSError, ValueError) as error:  # no executor
-        console.print(f"[red]{error}", soft_wrap=True, highlight=False)
-        return False
+    except (WorkersLost, StoreFailed, OSError) as error:  # OSError: a scheduler gone
+        ended = str(error) or type(error).__name__
     for each in failed[:5]:
-        console.print(
-            f"[red]run {each.point.id} ({each.point.words}) raised {each.error}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        say(console, f"run {each.point.id} ({each.point.words}) raised {each.error}", "red")
     if ended or failed:
         stored = survey(points, store).stored if ended else found.stored + done
-        console.print(
-            f"[yellow]{ended or f'{len(failed)} runs failed'}: {stored} of "
-            f"{found.stored + len(found.missing)} runs are stored in {store.folder}; "
-            f"to go on: {this_command()}",
-            soft_wrap=True,
-            highlight=False,
+        of = "this round's " if part else ""
+        say(
+            console,
+            f"{ended or f'{len(failed)} runs failed'}: {stored} of {of}"
+            f"{found.stored + len(found.missing)} runs are stored in {store.folder}; to go on: "
+            f"{this_command()}",
+            "yellow",
         )
     return not ended and not failed
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _look(
@@ -111,14 +117,12 @@ def _look(
     try:
         found = survey(points, store)
     except OSError as error:  # not damaged: not to be read now
-        console.print(f"[red]{store.folder} cannot be read ({error})", soft_wrap=True)
+        say(console, f"{store.folder} cannot be read ({error})", "red")
         return None
     for path in found.damaged:
-        console.print(
-            f"[yellow]{path.name} is damaged or foreign and will be replaced", soft_wrap=True
-        )
+        say(console, f"{path.name} is damaged or foreign and will be replaced", "yellow")
     if found.stored and not quiet:
-        console.print(f"{found.stored} runs are stored in {store.folder} already", soft_wrap=True)
+        say(console, f"{found.stored} runs are stored in {store.folder} already")
     return found
 
 
@@ -141,7 +145,8 @@ def _watched(
     )
     started = said = time.monotonic()
     with progress:
-        task = progress.add_task("runs", total=len(todo), text="")
+        first = min(pool.workers(), len(todo))
+        task = progress.add_task("runs", total=len(todo), text=f"{first} running")
         for finished in run_points(todo, store, pool):
             statuses[finished.status or "failed"] += 1
             now, done = time.monotonic(), statuses.total()
@@ -168,7 +173,7 @@ def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console
     """
     todo = {result: job for result, job in jobs.items() if not store.has(result)}
     if len(todo) < len(jobs):
-        console.print(f"{len(jobs) - len(todo)} results are stored in {store.folder} already")
+        say(console, f"{len(jobs) - len(todo)} results are stored in {store.folder} already")
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -194,11 +199,11 @@ def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console
         ended = f"{store.folder} does not take results ({error})"
     else:
         return True
-    console.print(
-        f"[yellow]{ended}: {len(jobs) - len(todo) + done} of {len(jobs)} results are stored in "
+    say(
+        console,
+        f"{ended}: {len(jobs) - len(todo) + done} of {len(jobs)} results are stored in "
         f"{store.folder}; to go on: {this_command()}",
-        soft_wrap=True,
-        highlight=False,
+        "yellow",
     )
     return False
 
@@ -217,20 +222,19 @@ def describe(points: Sequence[Point], store: Store, execution: Execution, consol
             costs[kind] = cost_of(point.config, point.scheme, point.probe).total
         seconds += costs[kind]
     todo = len(found.missing)
+    theirs = execution.address is not None or execution.cluster is not None
     at_once = max(min(1 if execution.executor == "serial" else execution.workers, todo), 1)
-    console.print(
+    how = "one worker of the cluster" if theirs else f"{at_once} processes"
+    say(
+        console,
         f"{found.stored + todo} runs, {found.stored} stored in {store.folder}, {todo} to run on "
-        f"{at_once} processes: about {in_words(seconds / at_once)}",
-        soft_wrap=True,
-        highlight=False,
+        f"{how}: about {in_words(seconds if theirs else seconds / at_once)}",
     )
 
 
 def this_command() -> str:
     """The command line of this process, to be started again."""
-    command = list(sys.orig_argv)
-    command[0] = "python" if command[0].rpartition("/")[2].startswith("python") else command[0]
-    return shlex.join(command)
+    return shlex.join(sys.orig_argv)
 
 
 @contextmanager

@@ -28,7 +28,11 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]" if self.n else "-"
+        if not self.n:
+            return "-"
+        if np.isnan(self.low):
+            return f"{self.value:.2f} [no interval]"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 NOTHING = Estimate(np.nan, np.nan, np.nan, 0)
@@ -56,13 +60,16 @@ def median_over_seeds(values: Array) -> Estimate:
 
 
 def mean_over_seeds(values: Array) -> Estimate:
-    """Mean with Student's t interval; values (seeds,).  No ends from fewer than two."""
+    """Mean with Student's t interval; values (seeds,).
+
+    No ends (NaN) from fewer than two values, or from equal ones, which say nothing of their spread.
+    """
     n = len(values)
     if not n:
         return NOTHING
     mean = float(np.mean(values))
-    if n == 1:
-        return Estimate(mean, np.nan, np.nan, 1)
+    if n == 1 or np.ptp(values) == 0:
+        return Estimate(mean, np.nan, np.nan, n)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values))
     return Estimate(mean, mean - half, mean + half, n)
 

@@ -7,8 +7,16 @@ an interrupted study loses at most the runs in progress.  Executors are in execu
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,16 +214,20 @@ def compile_kernels(points: Sequence[Task]) -> None:
 
 
 def run_points(
-    points: Sequence[TaskT], store: Store, pool: Pool = SERIAL
+    points: Sequence[TaskT], store: Store, pool: Pool | Executor = SERIAL
 ) -> Generator[Finished[TaskT], None, None]:
     """Run the points, each stored as it finishes; yields in order of completion.
 
-    pool: an executor with the number of its workers; default this process.  Workers only compute;
-    this process stores, so they need not share its file system.  Closing the iterator, or leaving
-    it by Ctrl-C, abandons the runs in progress; what has been yielded is stored.
+    pool: an executor, alone or with the number of its workers; default this process.  Workers
+    only compute; this process stores, so they need not share its file system.  Closing the
+    iterator, or leaving it by Ctrl-C, abandons the runs in progress; what has been yielded is
+    stored.
     A run that raises is yielded, and stored, with its error, and the others go on.
     Raises StoreFailed if the folder takes no more results, WorkersLost if the executor is broken.
     """
+    if isinstance(pool, Executor):
+        workers = int(getattr(pool, "_max_workers", os.cpu_count() or 1))
+        pool = Pool(pool, lambda: workers, type(pool).__name__)
     pending: dict[Future[Record], TaskT] = {}
     queue = iter(points)
     try:
@@ -227,9 +239,11 @@ def run_points(
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
-                yield _finish(pending.pop(future), future, store)
+                yield _finish(pending[future], future, store)
+                del pending[future]
     except BrokenExecutor as error:  # submitting, too, finds a worker dead
-        raise WorkersLost(WORKER_DIED) from error
+        words = ", ".join(f"{task.id} ({task.words})" for task in pending.values())
+        raise WorkersLost(f"{WORKER_DIED}, with these runs under way: {words}") from error
     finally:
         for future in pending:  # what is done is not thrown away
             if not future.cancel() and future.done() and not future.exception():
@@ -240,8 +254,8 @@ def run_points(
 def _finish(point: TaskT, future: Future[Record], store: Store) -> Finished[TaskT]:
     try:
         record = future.result()
-    except BrokenExecutor as error:
-        raise WorkersLost(WORKER_DIED) from error
+    except BrokenExecutor:
+        raise
     except CancelledError as error:  # not by this process: by a scheduler that closed
         raise WorkersLost("the scheduler dropped the runs in progress") from error
     except Exception as error:

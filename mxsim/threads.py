@@ -7,9 +7,10 @@ float32 at all shapes tried, in float64 not at all of them: ``same_bits`` finds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -28,10 +29,33 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()  # looks through all loaded libraries: a millisecond
 
 
-def one_blas_thread() -> AbstractContextManager[object]:
-    """A context in which NumPy's BLAS runs on one thread."""
-    limited: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
-    return limited
+class _SharedLimit:
+    """The number of BLAS threads belongs to the process: limited by the first in, until the last.
+
+    A limiter of each thread's own would lift the others' on its way out.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+        self.limiter: Any = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self.lock:
+            if not self.inside:
+                self.limiter = _controller().limit(limits=1, user_api="blas").__enter__()
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if not self.inside:
+                    self.limiter.__exit__(None, None, None)
+
+
+one_blas_thread = _SharedLimit().__call__
+"""A context in which NumPy's BLAS runs on one thread, also while other threads come and go."""
 
 
 def dot(a: Array, b: Array, out: Array) -> None:

@@ -7,17 +7,18 @@ for the same runs, finds them stored and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rich.console import Console
 
 from mxsim.boundary import Search, Threshold, trace
-from mxsim.executors import Execution
+from mxsim.executors import Execution, Pool
 from mxsim.grid import FAILURES, state_of
-from mxsim.progress import execute
+from mxsim.progress import execute, say
 from mxsim.store import Store
-from mxsim.sweep import Point, load_points
+from mxsim.sweep import Point, load_points, missing
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -42,22 +43,29 @@ def trace_columns(
     A run counts as failed if it diverged or became non-finite.  A run that raises stops the trace.
     """
     rounds = 0
-    try:
-        with execution.open() as pool:
+    with ExitStack() as stack:
+        pool: Pool | None = None  # opened when there is something to run, and kept
 
-            def evaluate(asked: Sequence[tuple[Key, float, int]]) -> list[bool]:
-                nonlocal rounds
-                rounds += 1
-                points = [columns[key].point(lr, seed) for key, lr, seed in asked]
+        def evaluate(asked: Sequence[tuple[Key, float, int]]) -> list[bool]:
+            nonlocal rounds, pool
+            rounds += 1
+            points = [columns[key].point(lr, seed) for key, lr, seed in asked]
+            if missing(points, store):
+                try:
+                    pool = pool or stack.enter_context(execution.open())
+                except (ImportError, OSError, ValueError) as error:
+                    say(console, str(error), "red")
+                    raise Stopped from error
                 searched = len({key for key, _, _ in asked})
                 part = f"boundary of {searched} columns, round {rounds}: "
                 if not execute(points, store, pool, console, part):
                     raise Stopped
-                return outcomes(points, store)
+            return outcomes(points, store)
 
+        try:
             trace({key: column.search for key, column in columns.items()}, evaluate)
-    except Stopped:  # execute said why
-        return False
+        except Stopped:  # said why
+            return False
     return True
 
 

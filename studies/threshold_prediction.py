@@ -433,7 +433,7 @@ def main(arguments: Arguments) -> int:
     if not trace_columns(searched, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, Console(width=max(console.width, 210)))
+    print_tables(results, Console(width=max(console.width, 240)))
     figure = draw(results, store.folder / f"{STUDY}.png")
     console.print(f"figure: {figure}", soft_wrap=True)
     return 0

@@ -5,19 +5,29 @@ import os
 import stat
 import subprocess
 import sys
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+)
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import mxsim
 from mxsim.executors import Execution, Pool, QueueCluster, read_cluster_file
 from mxsim.store import Store
 from mxsim.sweep import Point, WorkersLost, compile_kernels, missing, run_points
+from mxsim.threads import one_blas_thread
 
+# Wide enough for this BLAS to give other bits on two threads of its own.
+WIDE = mxsim.ProxyConfig(width=200, depth=1, batch=500, steps=4, eval_samples=16)
 CONFIG = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=12, eval_samples=16)
 POINTS = [
     Point(replace(CONFIG, seed=seed), mxsim.scheme(name))
@@ -36,6 +46,51 @@ def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         list(run_points(POINTS, threads, Pool(executor, lambda: 2, "2 threads")))
     assert arrays(alone) == arrays(threads)
+
+
+def test_threads_beside_each_other_do_not_lift_the_blas_limit(tmp_path: Path) -> None:
+    points = [Point(replace(WIDE, seed=seed), mxsim.scheme("exact")) for seed in range(10)]
+    alone, threads = Store(tmp_path / "serial"), Store(tmp_path / "threads")
+    list(run_points(points, alone))
+    with ThreadPoolExecutor(2) as executor:  # without a Pool: any executor will do
+        list(run_points(points, threads, executor))
+    for point in points:
+        expected, found = (each.load(point.id).arrays["losses"] for each in (alone, threads))
+        assert expected.tobytes() == found.tobytes()
+
+
+def test_the_blas_limit_lasts_until_the_last_is_out() -> None:
+    def most() -> int:
+        blas = [each for each in threadpool_info() if each["user_api"] == "blas"]
+        return int(max(each["num_threads"] for each in blas))
+
+    with threadpool_limits(2, "blas"):
+        first, second = one_blas_thread(), one_blas_thread()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert most() == 1
+        second.__exit__(None, None, None)
+        assert most() == 2
+
+
+def test_a_run_that_ends_its_worker_is_named(tmp_path: Path) -> None:
+    class Dying(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(BrokenExecutor())
+            return future
+
+    with pytest.raises(WorkersLost, match=f"died.*{POINTS[0].id}"):
+        list(run_points(POINTS[:1], Store(tmp_path), Dying()))
+
+
+def test_a_queue_without_its_command_is_refused(tmp_path: Path) -> None:
+    described = tmp_path / "cluster.toml"
+    described.write_text('jobs = 1\n[oar]\ncores = 1\nmemory = "1GB"')
+    execution = Execution(executor="dask", cluster=described)
+    with pytest.raises(ValueError, match="needs the command oarsub"), execution.open():
+        pass
 
 
 def test_no_more_is_submitted_than_workers_can_take(tmp_path: Path) -> None:

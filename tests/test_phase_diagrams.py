@@ -20,7 +20,7 @@ from mxsim.curvature import adam_preconditioner, hvp, top_eigenvalue
 from mxsim.executors import Execution
 from mxsim.grid import STATES, Cell
 from mxsim.store import Record, Store
-from mxsim.sweep import Point
+from mxsim.sweep import Point, failure_of
 from mxsim.tracing import Column, stored_traces, trace_columns
 from studies import phase_diagrams as study
 
@@ -233,7 +233,7 @@ def test_a_trace_is_gone_on_with_where_it_stopped(tmp_path: Path) -> None:
             return super().save(record)
 
     assert not trace_columns({"a": column()}, Stopping(broken.folder), SERIAL, console)
-    assert len(list(broken.folder.iterdir())) == 5
+    assert len(list(broken.folder.iterdir())) == 6  # what was computed is stored on the way out
     with pytest.raises(FileNotFoundError):
         stored_traces({"a": column()}, broken)
     assert stored_traces({"a": column()}, broken, partial=True) == {}
@@ -249,3 +249,29 @@ def test_every_traced_run_has_a_seed_of_its_own(tmp_path: Path) -> None:
         store.load(path.stem).meta["config"]["seed"] for path in tmp_path.glob("*.npz")
     ]
     assert sorted(seeds) == list(range(len(seeds)))
+
+
+def test_a_failed_run_is_drawn_as_such(root: Path, tmp_path: Path) -> None:
+    results = study.load("lr_depth", "smoke", root)
+    point = next(iter(results.diagram.grid.points().values()))
+    failure = failure_of(point, RuntimeError("see [/usr/lib]"))
+    records = {
+        cell: failure if cell.labels == ("1", "0.01") and cell.arm == "exact" else record
+        for cell, record in results.records.items()
+    }
+    changed = replace(results, records=records, thresholds={})
+    assert changed.states("1", "0.01", "exact") == ["failed", "failed"]
+    assert changed.failed("1", "0.01", "exact") == [None, None]
+    assert figure.draw(changed, tmp_path / "failed.png").stat().st_size > 10_000
+    console = Console(file=io.StringIO(), width=150)
+    study.print_tables(changed, console)
+    partial = replace(results, thresholds=dict(list(results.thresholds.items())[:1]))
+    study.print_tables(partial, console)
+
+
+def test_a_boundary_that_does_not_rise_is_marked() -> None:
+    results = results_of({("exact", "1/0.1", 0): True, ("exact", "1/0.1", 1): True})
+    assert not results.rises("1", "exact")
+    assert results.rises("2", "exact")
+    rising = {("exact", f"1/{y}", s): True for y in ("0.1", "1") for s in (0, 1)}
+    assert results_of(rising).rises("1", "exact")

@@ -165,5 +165,5 @@ def test_an_interrupted_sweep_keeps_what_was_finished(tmp_path: Path, how: signa
     if how != signal.SIGKILL:
         assert process.returncode == 1
         assert f"{len(stored)} of 40 runs are stored" in output
-        assert f"to go on: python {script} {folder}" in output
+        assert f"to go on: {sys.executable} {script} {folder}" in output
         assert "Traceback" not in output
