@@ -123,6 +123,7 @@ def process_pool(workers: int) -> Iterator[Pool]:
     except BaseException:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
+        _forget_cancelled(pool)
         for process in processes:
             with suppress(Exception):
                 process.terminate()
@@ -130,6 +131,20 @@ def process_pool(workers: int) -> Iterator[Pool]:
             with suppress(Exception):
                 process.join(5.0)
         raise
+
+
+def _forget_cancelled(pool: ProcessPoolExecutor) -> None:
+    """Wait until the pool's own thread has dropped its cancelled futures.
+
+    When its processes end it gives an error to all futures that it still has; a cancelled one takes
+    none (InvalidStateError), and the thread dies of it with a traceback.
+    """
+    patience = time.monotonic() + 1.0
+    while time.monotonic() < patience:
+        items = list((pool._pending_work_items or {}).values())
+        if not any(item.future.cancelled() for item in items):
+            return
+        time.sleep(0.01)
 
 
 def _start_worker(parent: int) -> None:

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -81,11 +81,13 @@ def execute(
                     return False
             say(console, f"{part}running {len(found.missing)} runs on {pool.words}")
             compile_kernels(found.missing)
-            for each in _watched(found.missing, store, pool, console):
-                if each.error:
-                    failed.append(each)
-                else:
-                    done += 1
+            # Closed before anything is counted: on its way out it stores what is done.
+            with closing(_watched(found.missing, store, pool, console)) as finished:
+                for each in finished:
+                    if each.error:
+                        failed.append(each)
+                    else:
+                        done += 1
     except KeyboardInterrupt:
         ended = "interrupted"
     except (WorkersLost, StoreFailed, OSError) as error:  # OSError: a scheduler gone
@@ -128,7 +130,7 @@ def _look(
 
 def _watched(
     todo: Sequence[Task], store: Store, pool: Pool, console: Console
-) -> Iterator[Finished[Task]]:
+) -> Generator[Finished[Task], None, None]:
     """Run the points, showing progress."""
     statuses: Counter[str] = Counter()
     progress = Progress(
@@ -144,10 +146,10 @@ def _watched(
         speed_estimate_period=600,
     )
     started = said = time.monotonic()
-    with progress:
+    with progress, closing(run_points(todo, store, pool)) as runs:
         first = min(pool.workers(), len(todo))
         task = progress.add_task("runs", total=len(todo), text=f"{first} running")
-        for finished in run_points(todo, store, pool):
+        for finished in runs:
             statuses[finished.status or "failed"] += 1
             now, done = time.monotonic(), statuses.total()
             rate = done / max(now - started, 1e-9)
