@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from mxsim import FORMATS, SiteFormat
 from mxsim.attribution import GROUPS
@@ -97,10 +97,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 def draw_mechanism(results: Results, out: Path) -> Path:
@@ -161,10 +158,7 @@ def draw_mechanism(results: Results, out: Path) -> Path:
         axes[1, 1].set_xlabel("step")
         axes[1, 1].legend(loc="best", ncol=2)
         figure.tight_layout()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
 from mxsim.stats import median_over_seeds
 from studies.bias_vs_scale import ARMS, STUDY, Results, Tier, load, over_probes, rows
@@ -83,10 +83,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.07, 1, 1))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
 
 def draw_stored(
     study: str,
@@ -22,3 +25,11 @@ def draw_stored(
     for path, draw in pictures.items():
         print(draw(results, path))
     return 0
+
+
+def saved(figure: Figure, out: Path) -> Path:
+    """Write the figure, in a folder that is made if need be, and close it; returns ``out``."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out)
+    plt.close(figure)
+    return out

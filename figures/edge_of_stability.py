@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE
 from studies.edge_of_stability import STUDY, Results, Tier, load, theory
 
@@ -67,10 +67,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import (
     BLACK,
     BLUE,
@@ -105,10 +105,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

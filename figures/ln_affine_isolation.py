@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from figures.command import saved
 from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
 from studies.ln_affine_isolation import ARMS, QUANTIZED, Results, Tier, load, study_name
 
@@ -103,10 +104,7 @@ def draw(results: Results, out: Path) -> Path:
         figure.text(0.01, 0.008, caption, fontsize=6.5, va="bottom", ha="left", color="#333333")
         figure.align_ylabels(axes[:, 0])
         figure.tight_layout(rect=(0, 0.045, 1, 0.97))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

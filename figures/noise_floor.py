@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLACK, BLUE, PAGE_WIDTH, STYLE, VERMILION
 from mxsim.theory.noise_floor import Features, crossing_excess, isotropic, zeta
 from studies.noise_floor import (
@@ -79,10 +79,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.1, 1, 1))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 def _measured(axis: Axes, results: Results, name: str, b: int, colour: str) -> None:

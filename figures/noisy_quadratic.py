@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLUE, GREEN, PAGE_WIDTH, PURPLE, STYLE, VERMILION
 from studies.noisy_quadratic import (
     ENDS,
@@ -146,10 +146,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.1, 1, 1))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

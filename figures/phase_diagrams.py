@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLACK, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from mxsim.boundary import Threshold
 from mxsim.grid import State
@@ -256,10 +256,7 @@ def draw(results: Results, out: Path, predicted: Predictions | None = None) -> P
         figure.text(
             0.01, 0.008, caption(results), fontsize=6.3, va="bottom", ha="left", color="#333333"
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 def legend_handles(traced: bool, predicted: bool) -> list[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from studies.quantized_edge import STUDY, Results, Tier, is_exact, load, over_seeds, prediction
 
@@ -110,7 +110,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        return _saved(figure, out)
+        return saved(figure, out)
 
 
 def draw_arms(results: Results, out: Path) -> Path:
@@ -153,14 +153,7 @@ def draw_arms(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        return _saved(figure, out)
-
-
-def _saved(figure: Any, out: Path) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out)
-    plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from figures.command import draw_stored
+from figures.command import draw_stored, saved
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION
 from studies.threshold_prediction import SCHEMES, STUDY, Results, Tier, load
 
@@ -93,10 +93,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-        plt.close(figure)
-    return out
+        return saved(figure, out)
 
 
 @dataclass(frozen=True)

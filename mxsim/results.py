@@ -9,9 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import operator
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from mxsim.flatten import Flattener, Value
 from mxsim.label import scheme_label
 from mxsim.presets import scheme_of
-from mxsim.store import DamagedResult, Store
+from mxsim.store import DamagedResult, Store, whole_file
 
 Row = Mapping[str, Value]
 
@@ -311,22 +309,6 @@ def _one_kind(values: Sequence[Value]) -> list[Value]:
 
 
 def _write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all, as store.write_whole does; raises OSError naming it."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-        )
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):  # a full disk says nothing of the file
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    with whole_file(path) as file:
+        file.write(content)
     return path

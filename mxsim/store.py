@@ -18,12 +18,13 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,29 +102,39 @@ class DamagedResult(Exception):
     """A result file that cannot be read: truncated, foreign, or of another schema."""
 
 
-def write_whole(
-    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], compress: bool = True
-) -> Path:
-    """Write an npz whole or not at all: to a temporary name, flushed, then renamed.
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that comes to be whole or not at all: under a temporary name, then renamed.
 
-    ``meta`` is plain JSON data.  Raises OSError, naming ``path``, without leaving a partial file
-    behind.
+    Raises OSError, naming ``path``, without leaving a partial file behind.
     """
-    text = np.frombuffer(json.dumps(meta, indent=1).encode(), np.uint8)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
-    write: Callable[..., None] = np.savez_compressed if compress else np.savez
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent
+        )
         with os.fdopen(handle, "wb") as file:
-            write(file, meta=text, **dict(arrays))
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes it private to the user
         os.replace(temporary, path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):  # a full disk says nothing of the file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def write_whole(
+    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], compress: bool = True
+) -> Path:
+    """Write an npz by ``whole_file``; ``meta`` is plain JSON data.  Raises OSError as it does."""
+    text = np.frombuffer(json.dumps(meta, indent=1).encode(), np.uint8)
+    write: Callable[..., None] = np.savez_compressed if compress else np.savez
+    with whole_file(path) as file:
+        write(file, meta=text, **dict(arrays))
     return path
 
 

@@ -7,7 +7,7 @@ for the same runs, finds them stored and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from mxsim.executors import Execution, Pool
 from mxsim.grid import FAILURES, state_of
 from mxsim.progress import execute, say
 from mxsim.store import Store
-from mxsim.sweep import Point, load_points, missing
+from mxsim.sweep import Point, load_points
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -50,16 +50,17 @@ def trace_columns(
             nonlocal rounds, pool
             rounds += 1
             points = [columns[key].point(lr, seed) for key, lr, seed in asked]
-            if missing(points, store):
-                try:
-                    pool = pool or stack.enter_context(execution.open())
-                except (ImportError, OSError, ValueError) as error:
-                    say(console, str(error), "red")
-                    raise Stopped from error
-                searched = len({key for key, _, _ in asked})
-                part = f"boundary of {searched} columns, round {rounds}: "
-                if not execute(points, store, pool, console, part):
-                    raise Stopped
+            with suppress(FileNotFoundError):
+                return outcomes(points, store)
+            try:
+                pool = pool or stack.enter_context(execution.open())
+            except (ImportError, OSError, ValueError) as error:
+                say(console, str(error), "red")
+                raise Stopped from error
+            searched = len({key for key, _, _ in asked})
+            part = f"boundary of {searched} columns, round {rounds}: "
+            if not execute(points, store, pool, console, part):
+                raise Stopped
             return outcomes(points, store)
 
         try:

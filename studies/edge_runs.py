@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from mxsim import ProxyConfig, loss_and_grads, make_batches, make_teacher, start
 from mxsim.curvature import Hessian, adam_preconditioner, hvp, top_eigenvalue
+from mxsim.data import Batches
 from mxsim.precision import PrecisionScheme
-from mxsim.proxy import KINDS, parameter_views
+from mxsim.proxy import KINDS, Params, parameter_views
 from mxsim.store import Record, provenance, result_id
 from mxsim.theory.descent import critical_scale
 from mxsim.threads import one_blas_thread
@@ -116,7 +117,8 @@ class EdgeRun:
     def _run(self) -> Record:
         cfg = self.config
         training = start(cfg, self.scheme)
-        x, y = whole_data(cfg)
+        batches = make_batches(cfg, make_teacher(cfg))
+        x, y = whole_data(batches)
         noise = self.noise(cfg.seed) if self.noise else None
         steps = np.arange(self.every, cfg.steps, self.every)
         steps = steps[(steps >= cfg.steps / 2) | (steps // self.every % 5 == 0)]
@@ -124,7 +126,6 @@ class EdgeRun:
         arrays = {name: np.full(len(steps), np.nan) for name in MEASURED}
         bursts = {f"burst_{name}": np.full(self.burst, np.nan) for name in BURST}
         vector: Array | None = None
-        batches = make_batches(cfg, make_teacher(cfg))
         contiguous = cfg.steps - self.burst  # from here on every step is looked at
         while not training.ended:
             at = training.step
@@ -149,7 +150,7 @@ class EdgeRun:
                     swing = float(np.sqrt(np.nanmean(arrays["vg"][steps >= cfg.steps / 2] ** 2)))
                     batch = batches.at(at)
                     arrays["answer"][row], arrays["answer_exact"][row] = self._answers(
-                        training, (x, y), batch, hessian, vector, p, swing
+                        training, (x, y), batch, hessian, vector, swing
                     )
             before = training.flat.astype(np.float64)
             training.advance(1, on_gradient=noise)
@@ -186,7 +187,6 @@ class EdgeRun:
         batch: tuple[Array, Array],
         hessian: Hessian,
         v: Array,
-        p: Array,
         swing: float,
     ) -> tuple[float, float]:
         """How <v, g~> and <v, g> answer to a displacement of the parameters along v.
@@ -206,8 +206,7 @@ class EdgeRun:
                 (noisy, batch, self.scheme),
                 (exact, whole, PrecisionScheme()),
             ):
-                _, grads = loss_and_grads(tree, *data, cfg, scheme, step=training.step)
-                found.append(v @ np.concatenate([b[k].ravel() for b in grads for k in KINDS]))
+                found.append(v @ flat_gradient(tree, data, cfg, scheme, training.step))
         gain = 1 + self.noise.mu if self.noise else 1.0
         return gain * float(noisy[0] - noisy[1]), float(exact[0] - exact[1])
 
@@ -234,12 +233,23 @@ class EdgeRun:
         arrays["strength"][row] = off @ off
 
 
-def whole_data(cfg: ProxyConfig) -> tuple[Array, Array]:
+def whole_data(batches: Batches) -> tuple[Array, Array]:
     """The fixed data set (n, width) each, whatever the batch."""
-    data = make_batches(cfg, make_teacher(cfg)).dataset
-    if data is None:
-        raise ValueError(f"data must be 'fixed' to measure at the edge; got {cfg.data!r}")
-    return data
+    if batches.dataset is None:
+        raise ValueError(f"data must be 'fixed' to measure at the edge; got {batches.cfg.data!r}")
+    return batches.dataset
+
+
+def flat_gradient(
+    params: Params,
+    batch: tuple[Array, Array],
+    cfg: ProxyConfig,
+    scheme: PrecisionScheme,
+    step: int = 0,
+) -> Array:
+    """The gradient under a scheme as one float64 vector (size,)."""
+    _, grads = loss_and_grads(params, *batch, cfg, scheme, step=step)
+    return np.concatenate([b[k].ravel() for b in grads for k in KINDS]).astype(np.float64)
 
 
 def preconditioner(training: Training) -> Array:

@@ -298,7 +298,7 @@ class Results:
         found = [
             (r.measured / self.exact_edge(group, label)) / (r.predicted[predictor] / r.edge)
             for (group, label), each in self.readings.items()
-            if group in groups and label != "exact" and not is_exact(label)
+            if group in groups and not is_exact(label)
             for r in each
             if np.isfinite(r.predicted[predictor]) and r.predicted[predictor] > 0
         ]

@@ -32,7 +32,6 @@ from rich.table import Table
 from mxsim import (
     DivergenceRule,
     ProxyConfig,
-    loss_and_grads,
     make_batches,
     make_teacher,
     scheme,
@@ -44,14 +43,13 @@ from mxsim.data import held_out
 from mxsim.executors import Execution
 from mxsim.precision import PrecisionScheme
 from mxsim.progress import execute
-from mxsim.proxy import KINDS
 from mxsim.stats import Estimate, median_over_seeds
 from mxsim.store import Record, Store, provenance, result_id
 from mxsim.sweep import Point, load_points
 from mxsim.theory.stability import almost_sure_threshold, mean_square_threshold, mean_threshold
 from mxsim.threads import one_blas_thread
 from mxsim.tracing import Column, stored_traces, trace_columns
-from studies.edge_runs import preconditioner
+from studies.edge_runs import flat_gradient, preconditioner
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -195,16 +193,12 @@ class Forecast:
         p: Array,
     ) -> list[tuple[Any, ...]]:
         """Of each scheme: <v, g>, <v, g~>, and <g, g>, <g~, g>, <g~, g~> in P's metric."""
-        g = self._gradient(params, batch, scheme("exact"))
+        g = flat_gradient(params, batch, self.config, scheme("exact"))
         rows = []
         for each in schemes:
-            q = self._gradient(params, batch, each)
+            q = flat_gradient(params, batch, self.config, each)
             rows.append((v @ g, v @ q, g @ (g / p), q @ (g / p), q @ (q / p)))
         return rows
-
-    def _gradient(self, params: Any, batch: tuple[Array, Array], s: PrecisionScheme) -> Array:
-        _, grads = loss_and_grads(params, *batch, self.config, s)
-        return np.concatenate([b[k].ravel() for b in grads for k in KINDS]).astype(np.float64)
 
 
 def theory_of(cfg: ProxyConfig) -> tuple[str, float]:

@@ -8,6 +8,7 @@ import pytest
 import mxsim
 import mxsim.proxy
 from mxsim.curvature import hvp, top_eigenvalue
+from mxsim.data import Batches
 from mxsim.proxy import KINDS, parameter_views
 from mxsim.store import Record
 from studies.edge_runs import EdgeRun, GradientNoise, whole_data
@@ -31,6 +32,10 @@ MX = mxsim.scheme("all_e4m3")
 ADAM = replace(CONFIG, optimizer="adam", lr=0.01)
 
 
+def data_of(cfg: mxsim.ProxyConfig) -> Batches:
+    return mxsim.make_batches(cfg, mxsim.make_teacher(cfg))
+
+
 def run(
     cfg: mxsim.ProxyConfig, scheme: mxsim.PrecisionScheme, noise: GradientNoise | None = None
 ) -> Record:
@@ -45,7 +50,7 @@ def test_products_are_those_of_the_gradients_at_that_step() -> None:
     record = run(CONFIG, MX)
     row = int(np.flatnonzero(record.arrays["steps"] == 30)[0])
     training = mxsim.start(CONFIG, MX).advance(30)
-    x, y = whole_data(CONFIG)
+    x, y = whole_data(data_of(CONFIG))
     _, exact = mxsim.loss_and_grads(training.params, x, y, CONFIG, mxsim.scheme("exact"))
     loss, quantized = mxsim.loss_and_grads(training.params, x, y, CONFIG, MX)
     g, q = flat(exact), flat(quantized)
@@ -61,7 +66,7 @@ def test_products_are_those_of_the_gradients_at_that_step() -> None:
 def test_sharpness_and_the_products_along_its_eigenvector() -> None:
     record = run(CONFIG, MX)
     training = mxsim.start(CONFIG, MX).advance(35)
-    x, y = whole_data(CONFIG)
+    x, y = whole_data(data_of(CONFIG))
     hessian = hvp(training.params, x, y, CONFIG)
     dense = np.stack([hessian(e) for e in np.eye(hessian.size)])
     values, vectors = np.linalg.eigh((dense + dense.T) / 2)
@@ -78,7 +83,7 @@ def test_the_third_derivative_is_that_of_the_sharpness() -> None:
     record = run(CONFIG, mxsim.scheme("exact"))
     row = int(np.flatnonzero(record.arrays["steps"] == 25)[0])
     training = mxsim.start(CONFIG, mxsim.scheme("exact")).advance(25)
-    x, y = whole_data(CONFIG)
+    x, y = whole_data(data_of(CONFIG))
 
     def sharpness(theta: np.ndarray) -> float:
         there = hvp(parameter_views(theta.copy(), CONFIG), x, y, CONFIG)
@@ -114,7 +119,7 @@ def test_the_answer_to_a_displacement_is_the_gradients_own() -> None:
     record = run(CONFIG, MX)
     row = int(np.flatnonzero(record.arrays["steps"] == 25)[0])
     training = mxsim.start(CONFIG, MX).advance(25)
-    x, y = whole_data(CONFIG)
+    x, y = whole_data(data_of(CONFIG))
     hessian = hvp(training.params, x, y, CONFIG)
     v = top_eigenvalue(hessian, hessian.size, tolerance=1e-10).eigenvector
     bend = v @ hessian(v)
@@ -138,7 +143,7 @@ def test_the_descent_condition_is_held_to_what_the_loss_does() -> None:
     record = run(ADAM, MX)
     row = int(np.flatnonzero(record.arrays["steps"] == 30)[0])
     training = mxsim.start(ADAM, MX).advance(30)
-    x, y = whole_data(ADAM)
+    x, y = whole_data(data_of(ADAM))
     hessian = hvp(training.params, x, y, ADAM)
     before = training.flat.copy()
     u = training.advance(1).flat - before
@@ -181,7 +186,7 @@ def test_of_a_mini_batch_the_full_gradient_is_the_exact_one() -> None:
     record = run(cfg, mxsim.scheme("exact"))
     late = np.isfinite(record.arrays["qq"])
     assert (record.arrays["qq"] > record.arrays["gg"])[late].mean() > 0.5  # batches add noise
-    x, _ = whole_data(cfg)
+    x, _ = whole_data(data_of(cfg))
     assert x.shape == (16, 8)
 
 
