@@ -38,6 +38,11 @@ def save_checkpoint(training: Training, path: Path | str) -> Path:
     """
     where = Path(path)
     where = where if where.suffix else where.with_suffix(".npz")
+    return write_whole(where, *parts_of(training), compress=False)
+
+
+def parts_of(training: Training) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The arrays and the metadata from which ``training_of`` makes it again."""
     arrays = {
         "weights": training.flat,
         "first_moment": training.optimizer.first,
@@ -61,7 +66,7 @@ def save_checkpoint(training: Training, path: Path | str) -> Path:
         "probe_seconds": training.probe_seconds,
         "versions": dict(provenance()),
     }
-    return write_whole(where, arrays, meta, compress=False)
+    return arrays, meta
 
 
 def load_checkpoint(path: Path | str) -> Training:
@@ -72,7 +77,13 @@ def load_checkpoint(path: Path | str) -> Training:
     its own configuration.
     """
     where = Path(path)
-    arrays, meta = read_whole(where)
+    return training_of(*read_whole(where), where)
+
+
+def training_of(
+    arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], where: Path
+) -> Training:
+    """The Training of what was read from ``where``; raises as ``load_checkpoint`` does."""
     if "checkpoint" not in meta:
         raise DamagedResult(f"{where} is not a checkpoint")
     if meta["checkpoint"] != CHECKPOINT_VERSION:

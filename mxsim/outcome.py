@@ -86,11 +86,15 @@ def running_reference(losses: Array, window: int) -> Array:
 
 
 def find_spikes(losses: Array, rule: DivergenceRule) -> tuple[Spike, ...]:
-    """The spikes of a loss series (finite part only), in order."""
+    """The spikes of a loss series, in order.
+
+    It ends at its last finite loss; what is not finite before that, as in a run that was rolled
+    back, is beyond any spike.
+    """
     finite = np.asarray(losses, np.float64)
-    bad = ~np.isfinite(finite)
-    if bad.any():
-        finite = finite[: int(np.argmax(bad))]
+    known = np.flatnonzero(np.isfinite(finite))
+    finite = finite[: known[-1] + 1] if known.size else finite[:0]
+    finite = np.where(np.isfinite(finite), finite, np.inf)
     reference = running_reference(finite, rule.window)
     spikes = []
     t = 0

@@ -125,6 +125,15 @@ class Training:
     def _bench(self) -> Bench:
         return Bench(self)
 
+    def batch_at(self, step: int) -> tuple[Array, Array]:
+        """The batch (n, width) of inputs and targets that ``step`` trains on, in new arrays."""
+        return self._bench.batches.at(step)
+
+    def reconfigure(self, cfg: ProxyConfig, scheme: PrecisionScheme) -> None:
+        """Go on from here under other settings (changes.py), of the same model and data."""
+        self.config, self.scheme = cfg, scheme
+        self.__dict__.pop("_bench", None)  # made of the settings: to be made again
+
     @property
     def last_gradient(self) -> Array:
         """The flat gradient (size,) of the step done last; a buffer of the next one."""

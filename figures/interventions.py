@@ -1,0 +1,158 @@
+"""Interventions before a divergence: losses from the change on, survival curves, gain over placebo.
+
+    python -m figures.interventions [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/interventions.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from figures.command import draw_stored, saved
+from figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+)
+from mxsim.survival import survival_curve
+from studies.interventions import STUDY, Results, Tier, load
+
+GREY = "#999999"
+SHOWN = {  # drawn in the upper rows; all are in the lowest
+    "placebo": GREY,
+    "full_precision": BLACK,
+    "bf16_activations": BLUE,
+    "exact_backward": SKY,
+    "rceil": VERMILION,
+    "ln_exact": PURPLE,
+    "stochastic": ORANGE,
+    "lower_lr": GREEN,
+}
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    leads = results.design.leads
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            3,
+            len(leads),
+            figsize=(PAGE_WIDTH, 7.4),
+            squeeze=False,
+            gridspec_kw={"height_ratios": (1, 1, 1.5)},
+        )
+        for column, lead in enumerate(leads):
+            losses(axes[0, column], results, lead)
+            survival(axes[1, column], results, lead)
+            gains(axes[2, column], results, lead, names=column == 0)
+            axes[0, column].set_title(f"changed {lead} steps before")
+        axes[0, 0].set_ylabel("loss (one seed)")
+        axes[1, 0].set_ylabel("share not diverged")
+        shared = axes[2, 0].get_xlim()
+        for axis in axes[2, 1:]:
+            low, high = axis.get_xlim()
+            shared = (min(shared[0], low), max(shared[1], high))
+        for axis in axes[2]:
+            axis.set_xlim(*shared)
+        handles, labels = axes[1, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower center", ncol=4)
+        figure.suptitle(
+            f"{results.design.setting.name}: {len(results.used)} seeds that diverge; gain over the "
+            "placebo in steps, mean and 95 % interval",
+            fontsize=8.5,
+        )
+        figure.tight_layout(rect=(0, 0.06, 1, 1))
+        return saved(figure, out)
+
+
+def losses(axis: Axes, results: Results, lead: int) -> None:
+    """Losses of the seed in the middle of those that diverge, from the change on."""
+    seeds = sorted(results.used, key=lambda seed: results.used[seed])
+    axis.set_yscale("log")
+    axis.set_xlabel("steps after the change")
+    if not seeds:
+        return
+    seed = seeds[len(seeds) // 2]
+    for name, colour in SHOWN.items():
+        if (seed, lead, name) in results.losses:
+            series = np.asarray(results.losses[seed, lead, name], float)
+            axis.plot(np.where(series < 1e3, series, np.nan), color=colour, linewidth=0.8)
+    axis.axvline(lead, color="#dddddd", linewidth=0.8, zorder=0)
+
+
+def survival(axis: Axes, results: Results, lead: int) -> None:
+    """Kaplan-Meier curves; the placebo with its interval."""
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_xlabel("steps after the change")
+    for name, colour in SHOWN.items():
+        arm = results.arms.get((lead, name))
+        if arm is None or not arm.times:
+            continue
+        curve = survival_curve(arm.times)
+        end = results.design.horizon
+        steps = np.append(curve.steps, end)
+        values = [np.append(each, each[-1]) for each in (curve.share, curve.low, curve.high)]
+        axis.step(steps, values[0], where="post", color=colour, label=name.replace("_", " "))
+        if name == "placebo":
+            axis.fill_between(
+                steps, values[1], values[2], step="post", color=GREY, alpha=0.25, linewidth=0
+            )
+    axis.axvline(lead, color="#dddddd", linewidth=0.8, zorder=0)
+
+
+def gains(axis: Axes, results: Results, lead: int, names: bool) -> None:
+    """Steps gained over the placebo: filled where q < 0.05."""
+    arms = [arm for (at, _), arm in results.arms.items() if at == lead and arm.name != "placebo"]
+    for row, arm in enumerate(reversed(arms)):
+        colour = SHOWN.get(arm.name, BLACK)
+        gain = arm.gain
+        if np.isfinite(gain.low):
+            axis.plot([gain.low, gain.high], [row, row], color=colour, linewidth=1.2)
+        face = colour if arm.q < 0.05 else "white"
+        axis.plot(gain.value, row, "o", color=colour, markerfacecolor=face, markersize=4)
+    axis.axvline(0, color=GREY, linewidth=0.6)
+    labels = [arm.name.replace("_", " ") for arm in reversed(arms)]
+    axis.set_yticks(range(len(arms)), labels if names else [""] * len(arms))
+    axis.set_xlabel("steps gained (filled: q < 0.05)")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
