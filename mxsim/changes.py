@@ -92,7 +92,7 @@ def nudge_weights(training: Training, nudge: int) -> None:
     if training.scheme.master_weights == "bf16":
         # In bits: a float's neighbour of the same sign is the next integer, of bf16 the next
         # multiple of the bits that it does not have.
-        bits = flat.view(np.int32 if flat.itemsize == 4 else np.int64)
+        bits: Array = flat.view(np.int32 if flat.itemsize == 4 else np.int64)
         unit = 1 << (np.finfo(flat.dtype).nmant - 7)
         zero = flat == 0
         bits += np.where(zero | (up == (flat > 0)), unit, -unit).astype(bits.dtype)

@@ -81,7 +81,7 @@ class Policy:
       never.
     - budget: the largest share of the steps so far, counted from ``warmup`` or one lock interval on
       if that is later, that may be spent above the first rung; escalation beyond it is refused and
-      logged, and the rung is given back.  None: no limit.
+      logged, and the first rung comes back.  None: no limit.
     - window: observations in the running medians and means.
     - warmup: steps before which no trigger counts, as references have yet to settle.
     - save_every: steps between states to be kept; one counts as good when that many further steps
@@ -176,6 +176,7 @@ class Controller:
     def __init__(self, policy: Policy, state: Mapping[str, Any] | None = None) -> None:
         self.policy = policy
         self.log: list[Decision] = []
+        self.seen: Mapping[str, float] = {}  # the signals of the last observation, derived ones too
         self._s = _State(policy.first, streaks=[0] * len(policy.triggers))
         if state is not None:
             if state["policy"] != _plain(policy):
@@ -209,6 +210,7 @@ class Controller:
             s.dear_steps += elapsed
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         seen = {**signals, **self._derived(loss, grad_norm)} if finite else dict(signals)
+        self.seen = seen
         firing = self._firing(seen, step) if finite else []
         if finite:
             self._remember(loss, grad_norm)
@@ -265,6 +267,9 @@ class Controller:
         watched = [(t, seen[t.signal]) for t in p.triggers if t.signal in seen]
         s.quiet_for = s.quiet_for + elapsed if all(t.is_quiet(v) for t, v in watched) else 0
         locked = s.moved is not None and step - s.moved < p.lock
+        dear = s.rung > p.first
+        if dear and not locked and not self._affordable(step):
+            return self._move(step, "relax", p.first, f"budget of {p.budget:.0%} is spent")
         if firing and not locked:
             worst = [p.triggers[i] for i in firing]
             reason = ", ".join(
@@ -274,11 +279,8 @@ class Controller:
             )
             back, top = any(t.roll_back for t in worst), any(t.to_top for t in worst)
             return self._escalate(step, reason, back, top)
-        if s.rung > p.first and not locked:
-            if not self._affordable(step):
-                return self._move(step, "relax", s.rung - 1, f"budget of {p.budget:.0%} is spent")
-            if p.calm is not None and s.quiet_for >= p.calm:
-                return self._move(step, "relax", s.rung - 1, f"quiet for {s.quiet_for} steps")
+        if dear and not locked and p.calm is not None and s.quiet_for >= p.calm:
+            return self._move(step, "relax", s.rung - 1, f"quiet for {s.quiet_for} steps")
         return self._hold(step, bool(firing))
 
     def _affordable(self, step: int) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mxsim.changes import Snapshot, restore_state, snapshot_from, snapshot_of, switch_scheme
 from mxsim.checkpoint import parts_of, training_of
 from mxsim.config import ProxyConfig
-from mxsim.control import Controller, Policy
+from mxsim.control import DERIVED, Controller, Policy
 from mxsim.data import held_out, make_teacher
 from mxsim.gemm_cost import step_cost
 from mxsim.interventions import INTERVENTIONS
@@ -56,6 +56,8 @@ class ControlledRun:
 
     ladder: the scheme of each rung of ``policy.ladder``, in its order.  probe_every: steps between
     same-point probes, None for none; margin: with the margin to the edge, too (signals.py).
+    exact_until: steps of exact training first, which the controller sees and cannot change (its
+    warm-up should be as long).
     Raises ValueError if the names of ladder and policy differ.
     """
 
@@ -64,6 +66,7 @@ class ControlledRun:
     policy: Policy
     probe_every: int | None = None
     margin: bool = False
+    exact_until: int = 0
     rule: DivergenceRule = DivergenceRule()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
@@ -89,11 +92,14 @@ class ControlledRun:
             "policy": asdict(self.policy),
             "probe_every": self.probe_every,
             "margin": self.margin,
+            "exact_until": self.exact_until,
             "rule": asdict(self.rule),
         }
 
     def run(self) -> Record:
-        """Arrays: losses, grad_norms, rungs and SIGNALS (steps,), NaN where not measured.
+        """Arrays: losses, grad_norms, rungs, DERIVED and SIGNALS (steps,), NaN where not measured.
+
+        ``rungs`` is -1 where the controller had no say, and after the end.
 
         Metadata: the controller's log; ``cost`` in bf16 steps, probes included, and ``probe_cost``
         of it; ``eval_loss`` under the last rung, ``eval_exact`` of the same weights without any
@@ -111,10 +117,10 @@ class Controlled:
         self.task = task
         self.schemes = dict(task.ladder)
         self.controller = Controller(task.policy)
-        self.training = start(task.config, self.schemes[self.controller.rung], rule=task.rule)
+        self.training = start(task.config, self._scheme(0), rule=task.rule)
         steps = task.config.steps
         self.rungs = np.full(steps, -1, np.int8)
-        self.series = {name: np.full(steps, np.nan) for name in SIGNALS}
+        self.series = {name: np.full(steps, np.nan) for name in (*DERIVED, *SIGNALS)}
         self.kept: dict[int, Snapshot] = {}
         self.cost = 0.0
         self.meter = Meter(self.training, task.probe_every, task.margin)
@@ -132,23 +138,31 @@ class Controlled:
         """One step, what the controller says to it, and doing that."""
         training, controller = self.training, self.controller
         step = training.step
-        self.rungs[step] = self.task.policy.ladder.index(controller.rung)
+        if step >= self.task.exact_until:
+            self.rungs[step] = self.task.policy.ladder.index(controller.rung)
         training.advance(1, on_gradient=self.meter.on_gradient)
         signals = self.meter.signals()
-        for name, value in signals.items():
-            self.series[name][step] = value
         self.cost += step_cost(training.scheme, training.config)
         loss, norm = training.losses[step], training.grad_norms[step]
         if training.bad_step is not None:
             loss = norm = math.nan
         decision = controller.observe(step, float(loss), float(norm), **signals)
+        for name, value in controller.seen.items():
+            self.series[name][step] = value
         if decision.save:
             self.kept[step] = snapshot_of(training)
         if decision.restore is not None:
             self._go_back(decision.restore)
         for old in set(self.kept) - set(decision.kept):
             del self.kept[old]
-        switch_scheme(training, self.schemes[decision.rung])
+        switch_scheme(training, self._scheme(training.step))
+
+    def _scheme(self, step: int) -> PrecisionScheme:
+        return (
+            PrecisionScheme()
+            if step < self.task.exact_until
+            else self.schemes[self.controller.rung]
+        )
 
     def _go_back(self, number: int) -> None:
         training = self.training

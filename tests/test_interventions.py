@@ -56,7 +56,13 @@ def test_internals_of_the_papers_script_are_made_exact() -> None:
 
 
 def test_overrides_are_changed_like_the_sites() -> None:
-    before = replace(MX, overrides=((1, "ln_gamma", "mxfp4_e2m1"), (0, "fc1_fprop_w", "bf16")))
+    before = replace(
+        MX,
+        overrides=(
+            (1, "ln_gamma", SiteFormat("mxfp4_e2m1")),
+            (0, "fc1_fprop_w", SiteFormat("bf16")),
+        ),
+    )
     after = changed("rceil", before)
     assert after.at("ln_gamma", 1) == SiteFormat("mxfp4_e2m1", "rceil")
     assert after.at("fc1_fprop_w", 0) == SiteFormat("bf16")
