@@ -36,7 +36,7 @@ from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.survival import Time, log_rank, paired_permutation, restricted
 from mxsim.sweep import load_points
-from studies.touchy_settings import CANDIDATES, DEEP, Setting
+from studies.touchy_settings import DEEP, RMS, Setting
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -66,7 +66,14 @@ class Design:
 _TINY = replace(DEEP, width=16, depth=1, batch=16, lr=0.6, steps=120, eval_samples=64)
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(Setting("tiny", _TINY, scheme("all_e2m1")), 4, (20, 5), 2, 60, 30),
-    "laptop": Design(CANDIDATES[0], 24, (200, 50, 10), 3, 600, 250),
+    "laptop": Design(
+        Setting("RMS norm, lr 0.005, E4M3", replace(RMS, steps=3000), scheme("all_e4m3")),
+        14,
+        (400, 100, 20),
+        3,
+        800,
+        500,
+    ),
 }
 
 
@@ -89,7 +96,8 @@ def base_runs(design: Design) -> dict[int, ChangedRun]:
 def usable(design: Design, records: Mapping[int, Record]) -> dict[int, int]:
     """seed -> step of divergence, of the base runs that diverge late enough."""
     steps = {seed: record.meta["first_bad_step"] for seed, record in records.items()}
-    return {s: step for s, step in steps.items() if step is not None and step >= design.earliest}
+    last = design.setting.config.steps - 1  # where a run that never learned is put: no divergence
+    return {s: n for s, n in steps.items() if n is not None and design.earliest <= n < last}
 
 
 def arms(design: Design) -> dict[str, int]:
@@ -318,7 +326,7 @@ class Arguments(Execution):
     """Interventions before a divergence, against a placebo."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: 24 base runs, three leads."""
+    """smoke: seconds, for tests; laptop: 14 base runs, three leads."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False

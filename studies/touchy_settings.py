@@ -59,6 +59,7 @@ def gradients_in(name: str) -> PrecisionScheme:
 
 DEEP = ProxyConfig(width=128, depth=4, batch=64, lr=1e-2, steps=1500, eval_samples=4096)
 SMALL = replace(DEEP, width=64, batch=128, steps=1000)
+RMS = replace(SMALL, norm="rms", lr=5e-3, batch=64, steps=2400)
 BARE = replace(DEEP, width=96, activation="swiglu", norm="none", lr=5e-3, steps=1500)
 
 CANDIDATES = (
@@ -91,11 +92,11 @@ CANDIDATES = (
         600,
     ),
     Setting("no LN, swiglu, AdamW, E4M3", replace(BARE, optimizer="adamw"), scheme("all_e4m3")),
-    Setting(
-        "RMS norm, width 64, lr 0.01, E4M3",
-        replace(SMALL, norm="rms", lr=1e-2, batch=64, steps=1500),
-        scheme("all_e4m3"),
-    ),
+    Setting("RMS norm, lr 0.01, E4M3", replace(RMS, lr=1e-2, steps=1500), scheme("all_e4m3")),
+    Setting("RMS norm, lr 0.005, E4M3", RMS, scheme("all_e4m3")),
+    Setting("RMS norm, lr 0.005, E5M2", RMS, scheme("all_e5m2")),
+    Setting("RMS norm, lr 0.005, MX-mix", RMS, scheme("mx_mix")),
+    Setting("RMS norm, lr 0.005, E2M1", RMS, scheme("all_e2m1")),
 )
 
 
@@ -120,7 +121,7 @@ DESIGNS: Mapping[Tier, Design] = {
         1,
         2,
     ),
-    "laptop": Design(CANDIDATES, 4, 2, 16),
+    "laptop": Design(CANDIDATES, 4, 4, 16),
 }
 
 
@@ -258,7 +259,7 @@ class Arguments(Execution):
     """Search for settings in which MX diverges and full precision does not."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: 16 candidates, 4 seeds, the best two on 16 more."""
+    """smoke: seconds, for tests; laptop: 20 candidates, 4 seeds, the best four on 16 more."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False

@@ -1,0 +1,161 @@
+"""The precision controller: held-out loss against cost by arm, one controlled run, early warning.
+
+    python -m figures.controller [--tier smoke|laptop] [--out FILE]
+
+Reads the results of studies/controller.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from figures.command import draw_stored, saved
+from figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+)
+from studies.controller import ARMS, GOAL_LOSS, STUDY, Results, Tier, load
+
+GREY = "#999999"
+COLOURS = {
+    "exact": BLACK,
+    "base": VERMILION,
+    "ln_exact": PURPLE,
+    "bf16_activations": SKY,
+    "exact_backward": BLUE,
+    "rollback": ORANGE,
+    "gnmr": GREY,
+    "mxsim": GREEN,
+}
+CEILING = 1e3  # ratios above are drawn there
+
+
+def draw(results: Results, out: Path) -> Path:
+    """Draw the figure to ``out``; returns it."""
+    touchy = [setting.name for setting in results.design.touchy]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            len(touchy),
+            3,
+            figsize=(PAGE_WIDTH, 2.6 * len(touchy) + 0.5),
+            squeeze=False,
+            gridspec_kw={"width_ratios": (1.1, 1.1, 1)},
+        )
+        for row, name in enumerate(touchy):
+            trade(axes[row, 0], results, name)
+            one_run(axes[row, 1], results, name)
+            warning(axes[row, 2], results, name)
+            axes[row, 1].set_title(name, fontsize=8)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower center", ncol=8, handletextpad=0.2)
+        figure.suptitle(
+            f"{results.design.seeds} seeds an arm: median loss over exact and mean cost, 95 % "
+            "intervals; open: single-signal ablations",
+            fontsize=8.5,
+        )
+        figure.tight_layout(rect=(0, 0.06, 1, 1))
+        return saved(figure, out)
+
+
+def trade(axis: Axes, results: Results, name: str) -> None:
+    """Loss against cost, a marker an arm."""
+    for row in results.rows[name]:
+        main = row.arm in ARMS
+        colour = COLOURS.get(row.arm, GREY)
+        value, low, high = (
+            min(each, CEILING) for each in (row.loss.value, row.loss.low, row.loss.high)
+        )
+        if main:
+            axis.plot([row.cost.value] * 2, [low, high], color=colour, linewidth=0.8)
+            if np.isfinite(row.cost.low):
+                axis.plot([row.cost.low, row.cost.high], [value] * 2, color=colour, linewidth=0.8)
+        axis.plot(
+            row.cost.value,
+            value,
+            "o",
+            color=colour,
+            markersize=4.5 if main else 3,
+            markerfacecolor=colour if main else "white",
+            label=row.arm.replace("_", " ") if main else None,
+        )
+    axis.axhline(GOAL_LOSS, color=GREY, linewidth=0.5, linestyle=":")
+    axis.set_yscale("log")
+    axis.set_xlabel("GEMM time over bf16")
+    axis.set_ylabel("held-out loss over exact")
+
+
+def one_run(axis: Axes, results: Results, name: str) -> None:
+    """Losses of one seed under MX, exact and the controller, and the controller's rungs."""
+    seed = results.design.first_seed
+    for arm in ("base", "exact", "mxsim"):
+        losses = np.asarray(results.records[name, arm, seed].arrays["losses"], float)
+        shown = np.where(losses < 1e2, losses, np.nan)
+        axis.plot(shown, color=COLOURS[arm], linewidth=0.6)
+    rungs = results.records[name, "mxsim", seed].arrays["rungs"].astype(float)
+    axis.set_yscale("log")
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss (one seed)")
+    other = axis.twinx()
+    other.step(np.arange(len(rungs)), np.where(rungs < 0, np.nan, rungs), color=GREEN, alpha=0.35)
+    other.set_ylim(-0.2, 18)  # in the lower third
+    other.set_yticks([0, 5], ["MX", "exact"])
+    other.spines["right"].set_visible(True)
+
+
+def warning(axis: Axes, results: Results, name: str) -> None:
+    """AUC of each signal, and the steps before divergence at which it warns."""
+    warnings = [w for w in results.warnings[name] if np.isfinite(w.auc)]
+    for i, w in enumerate(reversed(warnings)):
+        axis.barh(i, w.auc, color=SKY, height=0.6)
+        words = f"{w.warned}/{w.diverging}"
+        if w.lead.n:
+            words += f", {w.lead.value:.0f} before"
+        axis.text(0.02, i, words, va="center", fontsize=6)
+    axis.axvline(0.5, color=GREY, linewidth=0.6, linestyle=":")
+    axis.set_xlim(0, 1)
+    axis.set_yticks(range(len(warnings)), [w.signal.replace("_", " ") for w in reversed(warnings)])
+    axis.set_xlabel("AUC; warned, median steps before")
+    if not warnings:
+        axis.text(0.5, 0.5, "all runs end alike", ha="center", transform=axis.transAxes)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw the study's figure again, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))

@@ -1,0 +1,498 @@
+"""What does an adaptive precision controller reach, against fixed precisions and simpler rules?
+
+    python -m studies.controller [--tier smoke|laptop] [--results DIR]
+
+Arms, paired by seed, on touchy settings (studies/touchy_settings.py) and on stable ones, where any
+step above the cheapest rung is a false alarm:
+
+- fixed: always exact, always the setting's MX scheme (``base``), and the hybrids between them;
+- rollback: MX throughout, back to the last good state when the loss spikes;
+- gnmr: a bounded controller on the ratio of the gradient norm to its mean, and to a short mean, as
+  GNMR has it (Kong et al. 2026, arXiv:2606.00539; our reading of its abstract, for a whole model);
+- one signal alone, from MX to exact and back: the ablations;
+- mxsim: the ladder from MX to exact on all signals, with rollback.
+
+Levels were set on the watched runs of other seeds (``CALIBRATION``), not on these.  The goals: a
+held-out loss within 2 % of the exact run's, with 80 % of the steps on the cheapest rung.
+
+The always-MX arm is watched with all signals, on more seeds, for the second question: which signal,
+alone, tells a run that will diverge from one that will not, and how early?
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import mannwhitneyu
+
+from mxsim import scheme
+from mxsim.control import DERIVED, Policy, Trigger
+from mxsim.controlled import ControlledRun, Ladder, precision_ladder
+from mxsim.executors import Execution
+from mxsim.interventions import INTERVENTIONS
+from mxsim.precision import PrecisionScheme
+from mxsim.progress import execute
+from mxsim.signals import SIGNALS
+from mxsim.stats import Estimate, mean_over_seeds, median_over_seeds, share
+from mxsim.store import Record, Store
+from mxsim.sweep import load_points
+from studies.touchy_settings import CANDIDATES, DEEP, RMS, SMALL, Setting
+
+Array = NDArray[Any]
+Tier = Literal["smoke", "laptop"]
+STUDY = "controller"
+GOAL_LOSS, GOAL_CHEAP = 1.02, 0.8
+BELOW = ("cos", "cos_consecutive", "margin")  # signals that fall where there is trouble
+
+LEVELS: Mapping[str, tuple[float, float]] = {  # signal -> (level, quiet)
+    "loss_ratio": (2.0, 1.5),
+    "grad_ratio": (2.5, 1.5),
+    "grad_jump": (3.0, 2.0),
+    "gamma_saturated": (0.5, 0.25),
+    "cos_consecutive": (-0.5, -0.25),
+    "zeta": (1.0, 0.7),
+    "cos": (0.7, 0.8),
+    "margin": (1.0, 1.5),
+}
+PROBES = {"zeta": False, "cos": False, "margin": True}  # signals of a probe: with the margin?
+
+
+def trigger(signal: str, **more: Any) -> Trigger:
+    """The trigger of a signal at its level."""
+    level, quiet = LEVELS[signal]
+    return Trigger(signal, level, quiet, "below" if signal in BELOW else "above", **more)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How a setting is run: its ladder, its policy, and what is probed."""
+
+    ladder: Callable[[PrecisionScheme], Ladder]
+    policy: Policy | None = None
+    """Its ladder's names are filled in; None: held at the only rung."""
+    probe_every: int | None = None
+    margin: bool = False
+
+    def run(self, setting: Setting, seed: int) -> ControlledRun:
+        """The arm's run of a setting."""
+        ladder = self.ladder(setting.scheme)
+        names = tuple(name for name, _ in ladder)
+        policy = replace(self.policy, ladder=names) if self.policy else Policy(names)
+        warmup = max(policy.warmup, setting.switch)
+        return ControlledRun(
+            replace(setting.config, seed=seed, eval_samples=_held_out(setting)),
+            ladder,
+            replace(policy, warmup=warmup),
+            self.probe_every,
+            self.margin,
+            setting.switch,
+        )
+
+
+def _held_out(setting: Setting) -> int:
+    """32k samples, but in toy settings."""
+    return 32768 if setting.config.width > 16 else setting.config.eval_samples
+
+
+def fixed(name: str) -> Arm:
+    """One precision throughout."""
+
+    def ladder(base: PrecisionScheme) -> Ladder:
+        return ((name, INTERVENTIONS[name].change(0, base).scheme or base),)
+
+    return Arm(ladder)
+
+
+def two_rungs(base: PrecisionScheme) -> Ladder:
+    """MX and exact."""
+    return (("base", base), ("exact", PrecisionScheme()))
+
+
+def base_alone(base: PrecisionScheme) -> Ladder:
+    """MX throughout."""
+    return (("base", base),)
+
+
+_LIMITS = Policy(("filled in",), lock=20, calm=100, window=50, warmup=100)
+
+ARMS: Mapping[str, Arm] = {
+    "exact": fixed("full_precision"),
+    "base": Arm(base_alone, None, 20, True),
+    "ln_exact": fixed("ln_exact"),
+    "bf16_activations": fixed("bf16_activations"),
+    "exact_backward": fixed("exact_backward"),
+    "rollback": Arm(
+        base_alone,
+        replace(_LIMITS, triggers=(Trigger("loss_ratio", 10.0, 2.0, roll_back=True),),
+                save_every=50, rollbacks=20),
+    ),
+    "gnmr": Arm(
+        two_rungs,
+        replace(
+            _LIMITS,
+            triggers=(trigger("grad_ratio", to_top=True), trigger("grad_jump", to_top=True)),
+            lock=10,
+            calm=20,
+            budget=0.2,
+        ),
+    ),
+    "mxsim": Arm(
+        precision_ladder,
+        replace(
+            _LIMITS,
+            triggers=(
+                trigger("loss_ratio", to_top=True),
+                trigger("grad_ratio"),
+                trigger("zeta"),
+                Trigger("loss_ratio", 5.0, 1.5, roll_back=True, to_top=True),
+            ),
+            save_every=50,
+        ),
+        20,
+    ),
+}  # fmt: skip
+ABLATIONS: Mapping[str, Arm] = {
+    f"only {signal}": Arm(
+        two_rungs,
+        replace(_LIMITS, triggers=(trigger(signal, to_top=True),)),
+        20 if signal in PROBES else None,
+        PROBES.get(signal, False),
+    )
+    for signal in LEVELS
+}
+
+
+EVERY_ARM: Mapping[str, Arm] = {**ARMS, **ABLATIONS}
+
+
+@dataclass(frozen=True)
+class Design:
+    """Seeds ``first_seed`` on: ``seeds`` for every arm, ``watched`` for the always-MX one."""
+
+    touchy: tuple[Setting, ...]
+    stable: tuple[Setting, ...]
+    seeds: int
+    watched: int
+    first_seed: int = 300
+
+
+_TINY = replace(DEEP, width=16, depth=1, batch=16, lr=0.1, steps=120, eval_samples=64)
+_BY_NAME = {setting.name: setting for setting in CANDIDATES}
+STABLE = (
+    Setting("LN, width 64, lr 0.005, E4M3", replace(SMALL, lr=5e-3), scheme("all_e4m3")),
+    Setting(
+        "RMS norm, lr 0.001, E4M3", replace(RMS, lr=1e-3, steps=1000), scheme("all_e4m3")
+    ),
+)  # fmt: skip
+DESIGNS: Mapping[Tier, Design] = {
+    "smoke": Design(
+        (Setting("tiny", _TINY, scheme("all_e2m1")),),
+        (Setting("tiny, lower lr", replace(_TINY, lr=1e-2), scheme("all_e2m1")),),
+        2,
+        3,
+    ),
+    "laptop": Design(
+        (
+            _BY_NAME["RMS norm, lr 0.005, E4M3"],
+            _BY_NAME["no LN, swiglu, lr 0.001, exact then E2M1"],
+        ),
+        STABLE,
+        10,
+        24,
+    ),
+}
+
+
+def all_runs(design: Design) -> dict[tuple[str, str, int], ControlledRun]:
+    """(setting, arm, seed) -> run.  Ablations on touchy settings and on stable ones alike."""
+    return {
+        (setting.name, name, seed): arm.run(setting, seed)
+        for setting in (*design.touchy, *design.stable)
+        for name, arm in EVERY_ARM.items()
+        for seed in range(
+            design.first_seed,
+            design.first_seed + (design.watched if name == "base" else design.seeds),
+        )
+    }
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm on a setting, over seeds; ratios are to the exact run of the same seed.
+
+    loss: of the same weights evaluated exactly; own_loss: under the arm's last rung.  A run that
+    ends in NaN or Inf has a ratio of Inf.  close: runs with ``loss`` within the goal.  cost: GEMM
+    time over that of bf16 throughout, probes included where the arm acts on them.
+    """
+
+    arm: str
+    n: int
+    diverged: int
+    loss: Estimate
+    own_loss: Estimate
+    close: int
+    cheap: Estimate
+    moves: Estimate
+    rollbacks: float
+    cost: Estimate
+
+
+@dataclass(frozen=True)
+class Warning_:
+    """A signal over the watched runs of one setting: does its extreme foretell a divergence?
+
+    auc: chance that a diverging run's extreme (before its divergence) is beyond that of one that
+    does not diverge.  level: what 90 % of the latter stay within.  warned: diverging runs that go
+    beyond it before they diverge; lead: how many steps before, the first time.
+    """
+
+    signal: str
+    diverging: int
+    stable: int
+    auc: float
+    level: float
+    warned: int
+    lead: Estimate
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows by setting, warnings by touchy setting, and the records by (setting, arm, seed)."""
+
+    design: Design
+    rows: Mapping[str, Sequence[Row]]
+    warnings: Mapping[str, Sequence[Warning_]]
+    records: Mapping[tuple[str, str, int], Record]
+
+
+def load(tier: Tier, results: Path) -> Results:
+    """Read a tier's runs; FileNotFoundError if one is missing."""
+    design, store = DESIGNS[tier], Store(results / f"{STUDY}_{tier}")
+    runs = all_runs(design)
+    found = load_points(list(runs.values()), store)
+    records = {key: found[run.id] for key, run in runs.items()}
+    seeds = range(design.first_seed, design.first_seed + design.seeds)
+    rows = {
+        setting.name: [
+            row_of(
+                name,
+                [records[setting.name, name, seed] for seed in seeds],
+                [records[setting.name, "exact", seed] for seed in seeds],
+            )
+            for name in EVERY_ARM
+        ]
+        for setting in (*design.touchy, *design.stable)
+    }
+    watched = range(design.first_seed, design.first_seed + design.watched)
+    warnings = {
+        setting.name: [
+            warning_of(signal, [records[setting.name, "base", seed] for seed in watched], setting)
+            for signal in (*DERIVED, *SIGNALS)
+        ]
+        for setting in design.touchy
+    }
+    return Results(design, rows, warnings, records)
+
+
+def row_of(name: str, records: Sequence[Record], exact: Sequence[Record]) -> Row:
+    """An arm's row, its runs paired with the exact ones."""
+    reference = np.array([r.meta["eval_exact"] for r in exact])
+    with np.errstate(all="ignore"):
+        loss = np.array([_loss(r, "eval_exact") for r in records]) / reference
+        own = np.array([_loss(r, "eval_loss") for r in records]) / reference
+    rungs = [r.arrays["rungs"] for r in records]
+    cheap = np.array([np.mean(each[each >= 0] == 0) for each in rungs])
+    moves = [sum(d["action"] != "hold" for d in r.meta["log"]) for r in records]
+    back = [sum(d["action"] == "roll_back" for d in r.meta["log"]) for r in records]
+    watched_only = name == "base"
+    cost = [
+        (r.meta["cost"] - watched_only * r.meta["probe_cost"]) / max(_steps(r), 1) for r in records
+    ]
+    return Row(
+        name,
+        len(records),
+        sum(r.meta["status"] != "ok" for r in records),
+        median_over_seeds(loss),
+        median_over_seeds(own),
+        int(np.sum(loss <= GOAL_LOSS)),
+        mean_over_seeds(cheap),
+        mean_over_seeds(np.array(moves, float)),
+        float(np.mean(back)),
+        mean_over_seeds(np.array(cost)),
+    )
+
+
+def _loss(record: Record, key: str) -> float:
+    """A held-out loss; Inf for a run that stopped at NaN or Inf, or ended there."""
+    value = float(record.meta[key])
+    return value if np.isfinite(value) and record.meta["status"] != "nonfinite" else np.inf
+
+
+def _steps(record: Record) -> int:
+    return int(np.isfinite(record.arrays["losses"]).sum())
+
+
+def warning_of(signal: str, records: Sequence[Record], setting: Setting) -> Warning_:
+    """What a signal, watched and not acted on, says about the runs to come."""
+    sign = -1.0 if signal in BELOW else 1.0
+    begin = max(_LIMITS.warmup, setting.switch)
+    diverging: list[float] = []
+    calm: list[float] = []
+    series: list[Array] = []
+    for record in records:
+        bad = record.meta["first_bad_step"]
+        values = sign * record.arrays[signal][begin : None if bad is None else max(bad, begin)]
+        values = np.where(np.isnan(values), -np.inf, values)
+        if not np.isfinite(values).any():
+            continue
+        (calm if bad is None else diverging).append(float(values.max()))
+        if bad is not None:
+            series.append(values)
+    level = float(np.quantile(calm, 0.9)) if calm else np.nan
+    crossings = [np.flatnonzero(values > level) for values in series]
+    leads = np.array(
+        [len(v) - int(c[0]) for v, c in zip(series, crossings, strict=True) if len(c)], float
+    )
+    auc = np.nan
+    if diverging and calm:
+        auc = float(mannwhitneyu(diverging, calm).statistic) / (len(diverging) * len(calm))
+    return Warning_(
+        signal,
+        len(diverging),
+        len(calm),
+        auc,
+        sign * level,
+        len(leads),
+        median_over_seeds(leads),
+    )
+
+
+# ---------------------------------------------------------------- tables and command
+
+
+def print_tables(results: Results, console: Console) -> None:
+    """A table a setting, the ablations below the arms; then the warnings."""
+    stable = {setting.name for setting in results.design.stable}
+    for name, rows in results.rows.items():
+        kind = "stable: moves are false alarms" if name in stable else "touchy"
+        table = Table(
+            title=f"{name} ({kind}), {results.design.seeds} seeds: held-out loss over the exact "
+            "run's, evaluated exactly and as trained [95 %]",
+            title_justify="left",
+        )
+        names = ("arm", "diverged", "loss", "as trained", "within 2 %", "steps on base", "moves",
+                 "rollbacks", "GEMM time")  # fmt: skip
+        for each in names:
+            table.add_column(each, justify="left" if each == "arm" else "right", no_wrap=True)
+        for i, row in enumerate(rows):
+            table.add_row(
+                row.arm,
+                f"{row.diverged} of {row.n}",
+                _short(row.loss),
+                _short(row.own_loss),
+                f"{row.close} of {row.n}",
+                _short(row.cheap),
+                _short(row.moves),
+                f"{row.rollbacks:.1f}",
+                _short(row.cost),
+                end_section=i == len(ARMS) - 1,
+            )
+        console.print(table)
+    for name, warnings in results.warnings.items():
+        table = Table(
+            title=f"{name}: signals of {warnings[0].diverging} diverging and "
+            f"{warnings[0].stable} other runs under MX; the level is what 90 % of the others "
+            "stay within",
+            title_justify="left",
+        )
+        for each in ("signal", "AUC", "level", "warned", "steps before [95 %]"):
+            table.add_column(each, justify="left" if each == "signal" else "right", no_wrap=True)
+        for w in warnings:
+            warned = str(share(w.warned, w.diverging)) if w.diverging else "-"
+            table.add_row(w.signal, f"{w.auc:.2f}", f"{w.level:.3g}", warned, _short(w.lead))
+        console.print(table)
+    print_goals(results, console)
+
+
+def _short(e: Estimate) -> str:
+    if not e.n:
+        return "-"
+    ends = "" if np.isnan(e.low) else f" [{e.low:.3g}, {e.high:.3g}]"
+    return f"{e.value:.3g}{ends}"
+
+
+def print_goals(results: Results, console: Console) -> None:
+    """Which arms reach both goals, setting by setting, and what the false alarms were."""
+    for setting in results.design.touchy:
+        reached = [
+            row.arm
+            for row in results.rows[setting.name]
+            if row.loss.value <= GOAL_LOSS and row.cheap.value >= GOAL_CHEAP and row.arm != "exact"
+            and (row.arm in ABLATIONS or ARMS[row.arm].policy)
+        ]  # fmt: skip
+        console.print(
+            f"{setting.name}: median loss within 2 % of exact and at least 80 % of steps on the "
+            f"cheapest rung: {', '.join(reached) or 'no arm'}",
+            soft_wrap=True,
+        )
+    for setting in results.design.stable:
+        alarms = [
+            f"{row.arm} {row.moves.value:.1f}"
+            for row in results.rows[setting.name]
+            if row.moves.value > 0
+        ]
+        console.print(
+            f"{setting.name}: moves a run on a stable setting: {', '.join(alarms) or 'none'}",
+            soft_wrap=True,
+        )
+
+
+@dataclass(frozen=True)
+class Arguments(Execution):
+    """An adaptive precision controller against fixed precisions and simpler rules."""
+
+    tier: Tier = "laptop"
+    """smoke: seconds, for tests; laptop: four settings, sixteen arms, 10 seeds."""
+    results: Path = Path("results")
+    """Where results are stored, a folder a study."""
+    dry_run: bool = False
+    """Print how many runs there are and how many are to do."""
+
+
+def main(arguments: Arguments) -> int:
+    """Run what is missing, print the tables, draw the figure; the exit status."""
+    from figures.controller import draw  # the figure reads this module
+
+    console = Console()
+    store = Store(arguments.results / f"{STUDY}_{arguments.tier}")
+    wanted = list(all_runs(DESIGNS[arguments.tier]).values())
+    if arguments.dry_run:
+        left = sum(not store.has(task.id) for task in wanted)
+        console.print(f"{len(wanted)} runs, {left} to do, about 6 s each on one core")
+        return 0
+    if not execute(wanted, store, arguments, console):
+        return 1
+    results = load(arguments.tier, arguments.results)
+    print_tables(results, Console(width=max(console.width, 150)))
+    console.print(f"figure: {draw(results, store.folder / f'{STUDY}.png')}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    try:
+        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was finished is stored")
