@@ -1,7 +1,7 @@
 """What a controller can watch in a run of the proxy: signals of a step, and same-point probes.
 
 Cheap, every step: the share of gammas that E4M3 under ``floor`` would saturate, the cosine of
-consecutive gradients.  Every k steps, at the step's own point and batch: zeta and cos of the run's
+consecutive gradients, and ``progress``, the share of the run's steps that are done.  Every k steps, at the step's own point and batch: zeta and cos of the run's
 gradient against the exact one, and, if asked for, the margin to the edge: the scale 2 <g, u> /
 (u^T H u) by which the step that is about to be taken could be stretched before a quadratic loss
 would rise (theory/descent.py); below 1 the step is too long.
@@ -29,7 +29,7 @@ from mxsim.train import Training
 
 Array = NDArray[np.float64]
 
-SIGNALS = ("gamma_saturated", "cos_consecutive", "zeta", "cos", "margin")
+SIGNALS = ("progress", "gamma_saturated", "cos_consecutive", "zeta", "cos", "margin")
 
 
 class Meter:
@@ -58,7 +58,11 @@ class Meter:
         now = float(np.linalg.norm(gradient))
         aligned = float(gradient @ self.previous) / before / now if before * now > 0 else math.nan
         shares = [saturated_share(b["ln_gamma"], GAMMA_SITE) for b in training.params]
-        self._seen = {"gamma_saturated": float(np.mean(shares)), "cos_consecutive": aligned}
+        self._seen = {
+            "progress": (step + 1) / training.config.steps,
+            "gamma_saturated": float(np.mean(shares)),
+            "cos_consecutive": aligned,
+        }
         if math.isnan(aligned) and math.isfinite(now):
             del self._seen["cos_consecutive"]  # nothing to compare with, as in the first step
         np.copyto(self.previous, gradient)

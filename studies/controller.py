@@ -201,7 +201,7 @@ DESIGNS: Mapping[Tier, Design] = {
     ),
     "laptop": Design(
         (
-            _BY_NAME["RMS norm, lr 0.005, E4M3"],
+            _BY_NAME["RMS norm, lr 0.004, E5M2"],
             _BY_NAME["no LN, swiglu, lr 0.001, exact then E2M1"],
         ),
         STABLE,

@@ -10,7 +10,9 @@ place and changes nothing else.  Compared are times to divergence over seeds: su
 log-rank test, and the paired permutation test on times restricted to the horizon.  The control
 changes nothing and must give the original run's bits.
 
-The setting is the one that studies/touchy_settings.py confirmed; the seeds are fresh.
+The setting is the one of studies/touchy_settings.py with the largest P(MX) - P(exact) among those
+that diverge in the middle of MX training (where a switch to MX is itself the divergence, there is
+nothing before it to change); the seeds are fresh.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.survival import Time, log_rank, paired_permutation, restricted
 from mxsim.sweep import load_points
-from studies.touchy_settings import DEEP, RMS, Setting
+from studies.touchy_settings import DEEP, SLOW, Setting
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -67,7 +69,7 @@ _TINY = replace(DEEP, width=16, depth=1, batch=16, lr=0.6, steps=120, eval_sampl
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(Setting("tiny", _TINY, scheme("all_e2m1")), 4, (20, 5), 2, 60, 30),
     "laptop": Design(
-        Setting("RMS norm, lr 0.005, E4M3", replace(RMS, steps=3000), scheme("all_e4m3")),
+        Setting("RMS norm, lr 0.004, E5M2", replace(SLOW, steps=3400), scheme("all_e5m2")),
         14,
         (400, 100, 20),
         3,

@@ -60,6 +60,7 @@ def gradients_in(name: str) -> PrecisionScheme:
 DEEP = ProxyConfig(width=128, depth=4, batch=64, lr=1e-2, steps=1500, eval_samples=4096)
 SMALL = replace(DEEP, width=64, batch=128, steps=1000)
 RMS = replace(SMALL, norm="rms", lr=5e-3, batch=64, steps=2400)
+SLOW = replace(RMS, lr=4e-3, steps=2600)
 BARE = replace(DEEP, width=96, activation="swiglu", norm="none", lr=5e-3, steps=1500)
 
 CANDIDATES = (
@@ -97,6 +98,8 @@ CANDIDATES = (
     Setting("RMS norm, lr 0.005, E5M2", RMS, scheme("all_e5m2")),
     Setting("RMS norm, lr 0.005, MX-mix", RMS, scheme("mx_mix")),
     Setting("RMS norm, lr 0.005, E2M1", RMS, scheme("all_e2m1")),
+    Setting("RMS norm, lr 0.004, E4M3", SLOW, scheme("all_e4m3")),
+    Setting("RMS norm, lr 0.004, E5M2", SLOW, scheme("all_e5m2")),
 )
 
 
@@ -259,7 +262,7 @@ class Arguments(Execution):
     """Search for settings in which MX diverges and full precision does not."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: 20 candidates, 4 seeds, the best four on 16 more."""
+    """smoke: seconds, for tests; laptop: 22 candidates, 4 seeds, the best four on 16 more."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
