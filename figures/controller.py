@@ -30,6 +30,7 @@ from figures.style import (
     SKY,
     STYLE,
     VERMILION,
+    YELLOW,
 )
 from studies.controller import ARMS, GOAL_LOSS, STUDY, Results, Tier, load
 
@@ -40,6 +41,7 @@ COLOURS = {
     "ln_exact": PURPLE,
     "bf16_activations": SKY,
     "exact_backward": BLUE,
+    "late_exact": YELLOW,
     "rollback": ORANGE,
     "gnmr": GREY,
     "mxsim": GREEN,

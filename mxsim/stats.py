@@ -46,7 +46,7 @@ def median_over_seeds(values: Array) -> Estimate:
     if not len(values):
         return NOTHING
     middle = float(np.median(values))
-    if np.ptp(values) == 0 or not np.isfinite(values).all():
+    if not np.isfinite(values).all() or np.ptp(values) == 0:
         return Estimate(middle, float(values.min()), float(values.max()), len(values))
     interval = stats.bootstrap(
         (values,),

@@ -6,14 +6,17 @@ Arms, paired by seed, on touchy settings (studies/touchy_settings.py) and on sta
 step above the cheapest rung is a false alarm:
 
 - fixed: always exact, always the setting's MX scheme (``base``), and the hybrids between them;
+- late_exact: MX, and exact for the last fifth of the steps, whatever happens;
 - rollback: MX throughout, back to the last good state when the loss spikes;
 - gnmr: a bounded controller on the ratio of the gradient norm to its mean, and to a short mean, as
   GNMR has it (Kong et al. 2026, arXiv:2606.00539; our reading of its abstract, for a whole model);
 - one signal alone, from MX to exact and back: the ablations;
-- mxsim: the ladder from MX to exact on all signals, with rollback.
+- mxsim: MX until the loss or the gradient leaves its range, then back to the last good state and
+  exact, down the ladder when it is calm, and exact for the last fifth.
 
-Levels were set on the watched runs of other seeds (``CALIBRATION``), not on these.  The goals: a
-held-out loss within 2 % of the exact run's, with 80 % of the steps on the cheapest rung.
+Levels were set by eye on watched runs of seeds 400 to 403, not on these.  The goals: a held-out
+loss within 2 % of the exact run's, with 80 % of the steps on the cheapest rung.  Seeds whose exact
+run diverges, too, have no loss to compare with: they count among the diverged only.
 
 The always-MX arm is watched with all signals, on more seeds, for the second question: which signal,
 alone, tells a run that will diverge from one that will not, and how early?
@@ -44,7 +47,7 @@ from mxsim.signals import SIGNALS
 from mxsim.stats import Estimate, mean_over_seeds, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
-from studies.touchy_settings import CANDIDATES, DEEP, RMS, SMALL, Setting
+from studies.touchy_settings import CANDIDATES, DOOMED, SLOW, SMALL, Setting
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -53,14 +56,14 @@ GOAL_LOSS, GOAL_CHEAP = 1.02, 0.8
 BELOW = ("cos", "cos_consecutive", "margin")  # signals that fall where there is trouble
 
 LEVELS: Mapping[str, tuple[float, float]] = {  # signal -> (level, quiet)
-    "loss_ratio": (2.0, 1.5),
-    "grad_ratio": (2.5, 1.5),
-    "grad_jump": (3.0, 2.0),
-    "gamma_saturated": (0.5, 0.25),
-    "cos_consecutive": (-0.5, -0.25),
-    "zeta": (1.0, 0.7),
-    "cos": (0.7, 0.8),
-    "margin": (1.0, 1.5),
+    "loss_ratio": (3.0, 1.8),
+    "grad_ratio": (4.0, 2.5),
+    "grad_jump": (4.0, 3.0),
+    "gamma_saturated": (0.3, 0.26),
+    "cos_consecutive": (-0.9, -0.8),
+    "zeta": (2.0, 1.5),
+    "cos": (-0.3, 0.0),
+    "margin": (0.05, 0.3),
 }
 PROBES = {"zeta": False, "cos": False, "margin": True}  # signals of a probe: with the margin?
 
@@ -123,12 +126,15 @@ def base_alone(base: PrecisionScheme) -> Ladder:
 
 _LIMITS = Policy(("filled in",), lock=20, calm=100, window=50, warmup=100)
 
+LATE = Trigger("progress", 0.8, 0.8, to_top=True)
+
 ARMS: Mapping[str, Arm] = {
     "exact": fixed("full_precision"),
     "base": Arm(base_alone, None, 20, True),
     "ln_exact": fixed("ln_exact"),
     "bf16_activations": fixed("bf16_activations"),
     "exact_backward": fixed("exact_backward"),
+    "late_exact": Arm(two_rungs, replace(_LIMITS, triggers=(LATE,), calm=None)),
     "rollback": Arm(
         base_alone,
         replace(_LIMITS, triggers=(Trigger("loss_ratio", 10.0, 2.0, roll_back=True),),
@@ -149,14 +155,12 @@ ARMS: Mapping[str, Arm] = {
         replace(
             _LIMITS,
             triggers=(
-                trigger("loss_ratio", to_top=True),
-                trigger("grad_ratio"),
-                trigger("zeta"),
-                Trigger("loss_ratio", 5.0, 1.5, roll_back=True, to_top=True),
+                trigger("loss_ratio", roll_back=True, to_top=True),
+                trigger("grad_ratio", to_top=True),
+                LATE,
             ),
             save_every=50,
         ),
-        20,
     ),
 }  # fmt: skip
 ABLATIONS: Mapping[str, Arm] = {
@@ -184,24 +188,25 @@ class Design:
     first_seed: int = 300
 
 
-_TINY = replace(DEEP, width=16, depth=1, batch=16, lr=0.1, steps=120, eval_samples=64)
 _BY_NAME = {setting.name: setting for setting in CANDIDATES}
 STABLE = (
-    Setting("LN, width 64, lr 0.005, E4M3", replace(SMALL, lr=5e-3), scheme("all_e4m3")),
     Setting(
-        "RMS norm, lr 0.001, E4M3", replace(RMS, lr=1e-3, steps=1000), scheme("all_e4m3")
+        "LN, width 64, lr 0.005, E4M3", replace(SMALL, lr=5e-3, steps=600), scheme("all_e4m3")
+    ),
+    Setting(
+        "RMS norm, lr 0.001, E5M2", replace(SLOW, lr=1e-3, steps=1000), scheme("all_e5m2")
     ),
 )  # fmt: skip
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(
-        (Setting("tiny", _TINY, scheme("all_e2m1")),),
-        (Setting("tiny, lower lr", replace(_TINY, lr=1e-2), scheme("all_e2m1")),),
+        (Setting("tiny", replace(DOOMED, lr=5.2), scheme("all_e2m1")),),
+        (Setting("tiny, lower lr", replace(DOOMED, lr=1.0), scheme("all_e2m1")),),
         2,
-        3,
+        4,
     ),
     "laptop": Design(
         (
-            _BY_NAME["RMS norm, lr 0.004, E5M2"],
+            Setting("RMS norm, lr 0.004, E5M2", replace(SLOW, steps=2250), scheme("all_e5m2")),
             _BY_NAME["no LN, swiglu, lr 0.001, exact then E2M1"],
         ),
         STABLE,
@@ -229,11 +234,12 @@ def all_runs(design: Design) -> dict[tuple[str, str, int], ControlledRun]:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm on a setting, over seeds; ratios are to the exact run of the same seed.
+    """An arm on a setting, over ``n`` seeds; ratios are to the exact run of the same seed.
 
-    loss: of the same weights evaluated exactly; own_loss: under the arm's last rung.  A run that
-    ends in NaN or Inf has a ratio of Inf.  close: runs with ``loss`` within the goal.  cost: GEMM
-    time over that of bf16 throughout, probes included where the arm acts on them.
+    loss: of the same weights evaluated exactly; own_loss: under the arm's last rung; both over the
+    seeds whose exact run is ok.  A run that ends in NaN or Inf has a ratio of Inf.  close: runs
+    with ``loss`` within the goal.  cost: GEMM time over that of bf16 throughout, probes included
+    where the arm acts on them.
     """
 
     arm: str
@@ -307,10 +313,11 @@ def load(tier: Tier, results: Path) -> Results:
 
 def row_of(name: str, records: Sequence[Record], exact: Sequence[Record]) -> Row:
     """An arm's row, its runs paired with the exact ones."""
-    reference = np.array([r.meta["eval_exact"] for r in exact])
-    with np.errstate(all="ignore"):
-        loss = np.array([_loss(r, "eval_exact") for r in records]) / reference
-        own = np.array([_loss(r, "eval_loss") for r in records]) / reference
+    pairs = [(r, e) for r, e in zip(records, exact, strict=True) if e.meta["status"] == "ok"]
+    loss, own = (
+        np.array([_loss(r, key) / e.meta["eval_exact"] for r, e in pairs])
+        for key in ("eval_exact", "eval_loss")
+    )
     rungs = [r.arrays["rungs"] for r in records]
     cheap = np.array([np.mean(each[each >= 0] == 0) for each in rungs])
     moves = [sum(d["action"] != "hold" for d in r.meta["log"]) for r in records]
@@ -401,7 +408,7 @@ def print_tables(results: Results, console: Console) -> None:
                 f"{row.diverged} of {row.n}",
                 _short(row.loss),
                 _short(row.own_loss),
-                f"{row.close} of {row.n}",
+                f"{row.close} of {row.loss.n}",
                 _short(row.cheap),
                 _short(row.moves),
                 f"{row.rollbacks:.1f}",

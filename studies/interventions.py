@@ -38,7 +38,7 @@ from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.survival import Time, log_rank, paired_permutation, restricted
 from mxsim.sweep import load_points
-from studies.touchy_settings import DEEP, SLOW, Setting
+from studies.touchy_settings import DOOMED, SLOW, Setting
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -65,9 +65,8 @@ class Design:
     same: int = 10
 
 
-_TINY = replace(DEEP, width=16, depth=1, batch=16, lr=0.6, steps=120, eval_samples=64)
 DESIGNS: Mapping[Tier, Design] = {
-    "smoke": Design(Setting("tiny", _TINY, scheme("all_e2m1")), 4, (20, 5), 2, 60, 30),
+    "smoke": Design(Setting("tiny", DOOMED, scheme("all_e2m1")), 3, (20, 5), 2, 30, 30),
     "laptop": Design(
         Setting("RMS norm, lr 0.004, E5M2", replace(SLOW, steps=3400), scheme("all_e5m2")),
         14,

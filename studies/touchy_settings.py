@@ -114,6 +114,9 @@ class Design:
 
 
 _TINY = replace(DEEP, width=16, depth=1, batch=16, steps=40, eval_samples=64)
+DOOMED = replace(
+    _TINY, norm="none", optimizer="sgd", lr=8.0, warmup=120, steps=120
+)  # for tests: a warm-up past the edge, to Inf about step 90
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(
         (
