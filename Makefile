@@ -1,10 +1,12 @@
 # Every task of the project; continuous integration runs these same targets.
 PYTHON ?= python3
 TIER ?= laptop
+DEVICE ?= cpu
+TORCH ?= torch==2.13.0
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: study figure test check exhaustive format lower-bounds clean distclean
+.PHONY: study figure test crosscheck check exhaustive format lower-bounds clean distclean
 
 study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
 	$(RUN) -m studies.ln_affine_isolation --tier $(TIER)
@@ -14,6 +16,10 @@ figure: .venv/installed           ## the main job's figure, from stored results
 
 test: .venv/installed-test        ## the whole test suite
 	$(RUN) -m pytest
+
+crosscheck: .venv-torch/installed ## PyTorch's tests; every backend against one corpus (DEVICE=cuda: the GPU, too)
+	.venv-torch/bin/python -m pytest tests/backends
+	.venv-torch/bin/python -m mxsim.crosscheck --device $(DEVICE)
 
 check: .venv/installed-test       ## lint, format and types
 	$(BIN)/ruff check .
@@ -43,9 +49,16 @@ lower-bounds:                     ## the test suite on the oldest supported depe
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@ .venv/installed
 
+.venv-torch/bin/python:
+	$(PYTHON) -m venv .venv-torch
+
+.venv-torch/installed: pyproject.toml | .venv-torch/bin/python
+	.venv-torch/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test,torch,witnesses]'
+	@touch $@
+
 clean:                            ## compiled kernels and tool caches (after editing mxsim/bits.py, too)
 	find mxsim studies figures tests -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 distclean: clean
-	rm -rf .venv .venv-lower
+	rm -rf .venv .venv-lower .venv-torch

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import (
     BLACK,
     BLUE,
@@ -30,9 +30,12 @@ from figures.style import (
     SKY,
     STYLE,
     VERMILION,
+    YELLOW,
 )
+from mxsim.store import Store
 from mxsim.survival import survival_curve
-from studies.interventions import STUDY, Results, Tier, load
+from mxsim.sweep import load_points
+from studies.interventions import DESIGNS, STUDY, Results, Tier, base_runs, changed_runs, load
 
 GREY = "#999999"
 SHOWN = {  # drawn in the upper rows; all are in the lowest
@@ -42,12 +45,13 @@ SHOWN = {  # drawn in the upper rows; all are in the lowest
     "exact_backward": SKY,
     "rceil": VERMILION,
     "ln_exact": PURPLE,
+    "bf16_weights": YELLOW,
     "stochastic": ORANGE,
     "lower_lr": GREEN,
 }
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     leads = results.design.leads
     with plt.rc_context(STYLE):
@@ -72,14 +76,14 @@ def draw(results: Results, out: Path) -> Path:
         for axis in axes[2]:
             axis.set_xlim(*shared)
         handles, labels = axes[1, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=4)
+        figure.legend(handles, labels, loc="lower center", ncol=5)
         figure.suptitle(
             f"{results.design.setting.name}: {len(results.used)} seeds that diverge; gain over the "
             "placebo in steps, mean and 95 % interval",
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.06, 1, 1))
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
 
 
 def losses(axis: Axes, results: Results, lead: int) -> None:
@@ -133,6 +137,15 @@ def gains(axis: Axes, results: Results, lead: int, names: bool) -> None:
     axis.set_xlabel("steps gained (filled: q < 0.05)")
 
 
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    base = base_runs(results.design)
+    found = load_points(list(base.values()), Store(folder))
+    records = {seed: found[run.id] for seed, run in base.items()}
+    changed = stored(folder, [r.id for r in changed_runs(results.design, records).values()])
+    return source(STUDY, tier_of(DESIGNS, results.design), [*records.values(), *changed])
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Draw the study's figure again, from stored results."""
@@ -149,7 +162,7 @@ def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
     folder = arguments.results / f"{STUDY}_{arguments.tier}"
     out = arguments.out or folder / f"{STUDY}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

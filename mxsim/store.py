@@ -67,13 +67,20 @@ def provenance() -> Mapping[str, Any]:
     """
     packages = ("numpy", "scipy", "numba")
     return {
-        "mxsim": version("mxsim"),
+        "mxsim": mxsim_version(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
         "commit": _commit(),
         "machine": platform.machine(),
         "system": platform.system(),
     }
+
+
+def mxsim_version() -> str:
+    """This package's own, in a checkout that is not installed, too."""
+    from mxsim import __version__  # not at the top: the package imports this module
+
+    return __version__
 
 
 def _commit() -> str | None:

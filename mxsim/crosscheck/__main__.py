@@ -1,0 +1,7 @@
+"""``python -m mxsim.crosscheck [--device cuda] [--out DIR]``."""
+
+import sys
+
+from mxsim.crosscheck.main import main
+
+sys.exit(main())

@@ -1,0 +1,129 @@
+"""The command: run everything, print the matrix, write the report, say whether all is explained."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mxsim.crosscheck.backends import all_backends
+from mxsim.crosscheck.case import FORMATS
+from mxsim.crosscheck.corpus import corpus
+from mxsim.crosscheck.matrix import check
+from mxsim.crosscheck.report import as_json, markdown, print_matrix, verdict
+from mxsim.store import provenance, whole_file
+
+OUT = Path("results") / "crosscheck"
+WIDTH = 100
+
+# Two sums of float32 products in another order differ by 1e-7 of the loss, TF32's by 1e-4.
+LOSS_TOLERANCE = 1e-5
+TRAJECTORIES = ("exact", "all_e4m3")
+
+
+def crosscheck(
+    device: str = "cpu",
+    out: Path = OUT,
+    formats: tuple[str, ...] = FORMATS,
+    console: Console | None = None,
+) -> int:
+    """Hold every backend to the corpus; 0 if every difference is explained, else 1.
+
+    device: "cuda" adds PyTorch and torchao on the GPU.  out: the folder that report.md and
+    report.json go to.  Raises ValueError for an unknown device or one that is not there.
+    """
+    began = time.perf_counter()
+    console = console or Console()
+    wide = console if console.is_terminal and console.width >= WIDTH else Console(width=WIDTH)
+    made = {**provenance(), **_device(device)}
+    out.mkdir(parents=True, exist_ok=True)  # an unusable folder shows before the work
+    cases = corpus()
+    backends, missing = all_backends(device)
+    with _one_torch_thread("torch cpu" not in missing):
+        matrix = check(cases, backends, missing, formats)
+    print_matrix(matrix, wide)
+    trajectories, sound = ["PyTorch is not there"], True
+    if f"torch {device}" not in missing:
+        trajectories, sound = compare_runs(device)
+    made["seconds"] = round(time.perf_counter() - began, 1)
+    texts = {
+        "report.md": markdown(matrix, made, trajectories),
+        "report.json": json.dumps(as_json(matrix, cases, made, trajectories), indent=1),
+    }
+    for name, text in texts.items():
+        with whole_file(out / name) as file:
+            file.write(text.encode())
+    for text in (*trajectories, verdict(matrix), f"written: {out / 'report.md'}, report.json"):
+        wide.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0 if sound and not matrix.unexplained else 1
+
+
+def compare_runs(device: str) -> tuple[list[str], bool]:
+    """PyTorch's training beside Numba's, step by step: in words, and whether losses agree."""
+    from mxsim.backends.torch_trajectories import compare_trajectories
+    from mxsim.config import ProxyConfig
+    from mxsim.presets import scheme
+
+    config = ProxyConfig(width=32, depth=2, batch=64, lr=1e-2, steps=20)
+    words, sound = [], True
+    for name in TRAJECTORIES:
+        compared = compare_trajectories(config, scheme(name), device=device)
+        worst = max(step.loss_difference for step in compared.steps)
+        flipped = any(step.differing for step in compared.steps)
+        sound &= flipped or worst <= LOSS_TOLERANCE
+        text = compared.words.replace("\n", "; ")
+        words.append(f"torch {device} beside numba, {name}: {text}")
+    return words, sound
+
+
+def _device(device: str) -> dict[str, Any]:
+    """What the report says of PyTorch and the GPU; ValueError for a GPU that is not there."""
+    try:
+        import torch
+    except ImportError:
+        if device == "cuda":
+            raise ValueError("device must be cpu without PyTorch; got 'cuda'") from None
+        return {}
+    found = {"torch": torch.__version__}
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device must be cpu where PyTorch finds no GPU; got 'cuda'")
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+@contextmanager
+def _one_torch_thread(there: bool) -> Iterator[None]:
+    """Small arrays: threads cost more than they bring."""
+    if not there:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m mxsim.crosscheck``: the command without tyro."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(prog="mxsim.crosscheck", description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of report.md, report.json")
+    options = parser.parse_args(arguments)
+    try:
+        return crosscheck(options.device, options.out)
+    except (ValueError, OSError) as error:
+        print(f"mxsim.crosscheck: {error}", file=sys.stderr)
+        return 1
