@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored, saved
+from figures.command import draw_stored, saved, source, tier_of
 from figures.style import (
     BLACK,
     BLUE,
@@ -32,7 +32,8 @@ from figures.style import (
     VERMILION,
     YELLOW,
 )
-from studies.controller import ARMS, GOAL_LOSS, STUDY, Results, Tier, load
+from studies.controller import DESIGNS, GOAL_LOSS, STUDY, Results, Tier, load
+from studies.controller_arms import ARMS
 
 GREY = "#999999"
 COLOURS = {
@@ -73,7 +74,8 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.06, 1, 1))
-        return saved(figure, out)
+        tier = tier_of(DESIGNS, results.design)
+        return saved(figure, out, source(STUDY, tier, results.records.values()))
 
 
 def trade(axis: Axes, results: Results, name: str) -> None:

@@ -159,7 +159,8 @@ def gradient_bias(
 def saturated_share(values: ArrayLike, site: SiteFormat) -> float:
     """Share of a vector's elements with |v| > largest * scale, before rounding, under ``site``.
 
-    Zero for a site without shared scales.  A block with a NaN or Inf counts as saturated.
+    Of several vectors as rows (k, n), the share over all of them.  Zero for a site without shared
+    scales.  A block with a NaN or Inf counts as saturated.
     """
     given: object = site
     if not isinstance(given, SiteFormat):
@@ -168,7 +169,7 @@ def saturated_share(values: ArrayLike, site: SiteFormat) -> float:
     if not isinstance(rounder, Rounder) or not np.size(values):
         return 0.0
     own_rule = None if rounder.format.scale != "e8m0" else rounder.scale_rule
-    v = np.asarray(values).ravel()
+    v = np.atleast_1d(values)
     q = quantize(v, rounder.format, -1, rounder.block_size, own_rule)
     limit = rounder.format.element.largest * q.blocks.spread(q.scale_values(), q.shape)
     return float(np.mean(~(np.abs(v) <= limit)))

@@ -44,6 +44,7 @@ class Meter:
         cfg, size = training.config, training.flat.size
         self.previous = np.zeros(size, training.flat.dtype)
         self.cost = 0.0  # of all probes so far, in bf16 steps
+        self._gammas = [block["ln_gamma"] for block in training.params]  # views
         self._workspace = None
         if probe_every and not margin:
             self._workspace = workspace(cfg, cfg.batch, cfg.real)
@@ -57,10 +58,9 @@ class Meter:
         before = float(np.linalg.norm(self.previous))
         now = float(np.linalg.norm(gradient))
         aligned = float(gradient @ self.previous) / before / now if before * now > 0 else math.nan
-        shares = [saturated_share(b["ln_gamma"], GAMMA_SITE) for b in training.params]
         self._seen = {
             "progress": (step + 1) / training.config.steps,
-            "gamma_saturated": float(np.mean(shares)),
+            "gamma_saturated": saturated_share(np.stack(self._gammas), GAMMA_SITE),
             "cos_consecutive": aligned,
         }
         if math.isnan(aligned) and math.isfinite(now):

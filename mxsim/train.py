@@ -157,7 +157,7 @@ class Training:
             raise ValueError(f"steps must be at least 0; got {count}")
         stop = min(self.step + count, self.config.steps)
         cfg, bench = self.config, self._bench
-        params = self.params
+        params = bench.params
         started, before = time.perf_counter(), self.seconds
         with one_blas_thread(), np.errstate(all="ignore"):
             while self.step < stop and self.bad_step is None:
@@ -233,6 +233,7 @@ class Bench:
         self.sample = data.sample_buffers(cfg, cfg.batch, self.batches.teacher)
         self.flat_grads = np.empty(parameter_count(cfg), cfg.real)
         self.grads = parameter_views(self.flat_grads, cfg)
+        self.params = parameter_views(run.flat, cfg)
 
     def loss(self, params: Params, x: Array, y: Array, step: int) -> float:
         """The loss; its gradient is in ``grads``, which are views into ``flat_grads``."""

@@ -25,7 +25,7 @@ alone, tells a run that will diverge from one that will not, and how early?
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,155 +37,46 @@ from rich.table import Table
 from scipy.stats import mannwhitneyu
 
 from mxsim import scheme
-from mxsim.control import DERIVED, Policy, Trigger
-from mxsim.controlled import ControlledRun, Ladder, precision_ladder
+from mxsim.control import DERIVED
+from mxsim.controlled import ControlledRun
 from mxsim.executors import Execution
-from mxsim.interventions import INTERVENTIONS
-from mxsim.precision import PrecisionScheme
 from mxsim.progress import execute
 from mxsim.signals import SIGNALS
 from mxsim.stats import Estimate, mean_over_seeds, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
+from studies.controller_arms import ABLATIONS, ARMS, BELOW, EVERY_ARM, LIMITS, Arm
 from studies.touchy_settings import CANDIDATES, DOOMED, SLOW, SMALL, Setting
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
 STUDY = "controller"
 GOAL_LOSS, GOAL_CHEAP = 1.02, 0.8
-BELOW = ("cos", "cos_consecutive", "margin")  # signals that fall where there is trouble
-
-LEVELS: Mapping[str, tuple[float, float]] = {  # signal -> (level, quiet)
-    "loss_ratio": (3.0, 1.8),
-    "grad_ratio": (4.0, 2.5),
-    "grad_jump": (4.0, 3.0),
-    "gamma_saturated": (0.3, 0.26),
-    "cos_consecutive": (-0.9, -0.8),
-    "zeta": (2.0, 1.5),
-    "cos": (-0.3, 0.0),
-    "margin": (0.05, 0.3),
-}
-PROBES = {"zeta": False, "cos": False, "margin": True}  # signals of a probe: with the margin?
-
-
-def trigger(signal: str, **more: Any) -> Trigger:
-    """The trigger of a signal at its level."""
-    level, quiet = LEVELS[signal]
-    return Trigger(signal, level, quiet, "below" if signal in BELOW else "above", **more)
-
-
-@dataclass(frozen=True)
-class Arm:
-    """How a setting is run: its ladder, its policy, and what is probed."""
-
-    ladder: Callable[[PrecisionScheme], Ladder]
-    policy: Policy | None = None
-    """Its ladder's names are filled in; None: held at the only rung."""
-    probe_every: int | None = None
-    margin: bool = False
-
-    def run(self, setting: Setting, seed: int) -> ControlledRun:
-        """The arm's run of a setting."""
-        ladder = self.ladder(setting.scheme)
-        names = tuple(name for name, _ in ladder)
-        policy = replace(self.policy, ladder=names) if self.policy else Policy(names)
-        warmup = max(policy.warmup, setting.switch)
-        return ControlledRun(
-            replace(setting.config, seed=seed, eval_samples=_held_out(setting)),
-            ladder,
-            replace(policy, warmup=warmup),
-            self.probe_every,
-            self.margin,
-            setting.switch,
-        )
-
-
-def _held_out(setting: Setting) -> int:
-    """32k samples, but in toy settings."""
-    return 32768 if setting.config.width > 16 else setting.config.eval_samples
-
-
-def fixed(name: str) -> Arm:
-    """One precision throughout."""
-
-    def ladder(base: PrecisionScheme) -> Ladder:
-        return ((name, INTERVENTIONS[name].change(0, base).scheme or base),)
-
-    return Arm(ladder)
-
-
-def two_rungs(base: PrecisionScheme) -> Ladder:
-    """MX and exact."""
-    return (("base", base), ("exact", PrecisionScheme()))
-
-
-def base_alone(base: PrecisionScheme) -> Ladder:
-    """MX throughout."""
-    return (("base", base),)
-
-
-_LIMITS = Policy(("filled in",), lock=20, calm=100, window=50, warmup=100)
-
-LATE = Trigger("progress", 0.8, 0.8, to_top=True)
-
-ARMS: Mapping[str, Arm] = {
-    "exact": fixed("full_precision"),
-    "base": Arm(base_alone, None, 20, True),
-    "ln_exact": fixed("ln_exact"),
-    "bf16_activations": fixed("bf16_activations"),
-    "exact_backward": fixed("exact_backward"),
-    "late_exact": Arm(two_rungs, replace(_LIMITS, triggers=(LATE,), calm=None)),
-    "rollback": Arm(
-        base_alone,
-        replace(_LIMITS, triggers=(Trigger("loss_ratio", 10.0, 2.0, roll_back=True),),
-                save_every=50, rollbacks=20),
-    ),
-    "gnmr": Arm(
-        two_rungs,
-        replace(
-            _LIMITS,
-            triggers=(trigger("grad_ratio", to_top=True), trigger("grad_jump", to_top=True)),
-            lock=10,
-            calm=20,
-            budget=0.2,
-        ),
-    ),
-    "mxsim": Arm(
-        precision_ladder,
-        replace(
-            _LIMITS,
-            triggers=(
-                trigger("loss_ratio", roll_back=True, to_top=True),
-                trigger("grad_ratio", to_top=True),
-                LATE,
-            ),
-            save_every=50,
-        ),
-    ),
-}  # fmt: skip
-ABLATIONS: Mapping[str, Arm] = {
-    f"only {signal}": Arm(
-        two_rungs,
-        replace(_LIMITS, triggers=(trigger(signal, to_top=True),)),
-        20 if signal in PROBES else None,
-        PROBES.get(signal, False),
-    )
-    for signal in LEVELS
-}
-
-
-EVERY_ARM: Mapping[str, Arm] = {**ARMS, **ABLATIONS}
 
 
 @dataclass(frozen=True)
 class Design:
-    """Seeds ``first_seed`` on: ``seeds`` for every arm, ``watched`` for the always-MX one."""
+    """Seeds ``first_seed`` on.
+
+    ablated: the settings that the single signals are tried on.  The always-MX arm has ``watched``
+    seeds on the first touchy setting, everything else ``seeds``.
+    """
 
     touchy: tuple[Setting, ...]
     stable: tuple[Setting, ...]
+    ablated: tuple[str, ...]
     seeds: int
     watched: int
     first_seed: int = 300
+
+    def arms(self, setting: Setting) -> Mapping[str, Arm]:
+        """What is run on a setting."""
+        return EVERY_ARM if setting.name in self.ablated else ARMS
+
+    def seeds_of(self, setting: Setting, arm: str) -> range:
+        """The seeds of an arm on a setting."""
+        watched = arm == "base" and setting == self.touchy[0]
+        return range(self.first_seed, self.first_seed + (self.watched if watched else self.seeds))
 
 
 _BY_NAME = {setting.name: setting for setting in CANDIDATES}
@@ -194,13 +85,14 @@ STABLE = (
         "LN, width 64, lr 0.005, E4M3", replace(SMALL, lr=5e-3, steps=600), scheme("all_e4m3")
     ),
     Setting(
-        "RMS norm, lr 0.001, E5M2", replace(SLOW, lr=1e-3, steps=1000), scheme("all_e5m2")
+        "RMS norm, lr 0.001, E5M2", replace(SLOW, lr=1e-3, steps=600), scheme("all_e5m2")
     ),
 )  # fmt: skip
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(
         (Setting("tiny", replace(DOOMED, lr=5.2), scheme("all_e2m1")),),
         (Setting("tiny, lower lr", replace(DOOMED, lr=1.0), scheme("all_e2m1")),),
+        ("tiny",),
         2,
         4,
     ),
@@ -210,22 +102,20 @@ DESIGNS: Mapping[Tier, Design] = {
             _BY_NAME["no LN, swiglu, lr 0.001, exact then E2M1"],
         ),
         STABLE,
+        ("RMS norm, lr 0.004, E5M2", "RMS norm, lr 0.001, E5M2"),
         10,
-        24,
+        20,
     ),
 }
 
 
 def all_runs(design: Design) -> dict[tuple[str, str, int], ControlledRun]:
-    """(setting, arm, seed) -> run.  Ablations on touchy settings and on stable ones alike."""
+    """(setting, arm, seed) -> run."""
     return {
         (setting.name, name, seed): arm.run(setting, seed)
         for setting in (*design.touchy, *design.stable)
-        for name, arm in EVERY_ARM.items()
-        for seed in range(
-            design.first_seed,
-            design.first_seed + (design.watched if name == "base" else design.seeds),
-        )
+        for name, arm in design.arms(setting).items()
+        for seed in design.seeds_of(setting, name)
     }
 
 
@@ -296,18 +186,17 @@ def load(tier: Tier, results: Path) -> Results:
                 [records[setting.name, name, seed] for seed in seeds],
                 [records[setting.name, "exact", seed] for seed in seeds],
             )
-            for name in EVERY_ARM
+            for name in design.arms(setting)
         ]
         for setting in (*design.touchy, *design.stable)
     }
-    watched = range(design.first_seed, design.first_seed + design.watched)
-    warnings = {
-        setting.name: [
-            warning_of(signal, [records[setting.name, "base", seed] for seed in watched], setting)
-            for signal in (*DERIVED, *SIGNALS)
+    warnings = {}
+    for setting in design.touchy:
+        seeds_watched = design.seeds_of(setting, "base")
+        watched = [records[setting.name, "base", seed] for seed in seeds_watched]
+        warnings[setting.name] = [
+            warning_of(signal, watched, setting) for signal in (*DERIVED, *SIGNALS)
         ]
-        for setting in design.touchy
-    }
     return Results(design, rows, warnings, records)
 
 
@@ -353,7 +242,7 @@ def _steps(record: Record) -> int:
 def warning_of(signal: str, records: Sequence[Record], setting: Setting) -> Warning_:
     """What a signal, watched and not acted on, says about the runs to come."""
     sign = -1.0 if signal in BELOW else 1.0
-    begin = max(_LIMITS.warmup, setting.switch)
+    begin = max(LIMITS.warmup, setting.switch)
     diverging: list[float] = []
     calm: list[float] = []
     series: list[Array] = []
@@ -470,7 +359,7 @@ class Arguments(Execution):
     """An adaptive precision controller against fixed precisions and simpler rules."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: four settings, sixteen arms, 10 seeds."""
+    """smoke: seconds, for tests; laptop: four settings, up to eighteen arms, 10 seeds."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
