@@ -1,4 +1,5 @@
-"""The commands ``mxsim train``, ``scheme``, ``quantize``, ``report``, ``formats``, ``results``.
+"""The commands ``mxsim train``, ``scheme``, ``quantize``, ``report``, ``formats``, ``results`` and
+``crosscheck``.
 
 Arguments and printing only.  The one module that imports tyro.
 """
@@ -23,6 +24,8 @@ from rich.text import Text
 
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
+from mxsim.crosscheck.main import OUT as CROSSCHECK_OUT
+from mxsim.crosscheck.main import crosscheck
 from mxsim.formats import FORMATS, FloatFormat, choose
 from mxsim.philox import Noise
 from mxsim.presets import PRESETS, scheme_of
@@ -129,6 +132,10 @@ class Train:
     """The folder that the run's own folder goes to."""
     threads: int = 1
     """Threads of the step's large GEMMs (2 pays from width 256 on); no bit depends on it."""
+    backend: Literal["numba", "torch"] = "numba"
+    """torch: the same step by PyTorch, on DEVICE."""
+    device: str = "cpu"
+    """The torch backend's: cpu, cuda or cuda:<index>."""
     dry_run: bool = False
     """Print what would run and how long it should take."""
 
@@ -154,6 +161,16 @@ class Results:
     """The folder that holds a folder a study."""
 
 
+@dataclass(frozen=True)
+class Crosscheck:
+    """Every backend against one corpus, bit for bit; fails on an unexplained difference."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: PyTorch and torchao on the GPU, too."""
+    out: Path = CROSSCHECK_OUT
+    """The folder that report.md and report.json go to."""
+
+
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Scheme, tyro.conf.subcommand("scheme")]
@@ -161,6 +178,7 @@ Command = (
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Formats, tyro.conf.subcommand("formats")]
     | Annotated[Results, tyro.conf.subcommand("results")]
+    | Annotated[Crosscheck, tyro.conf.subcommand("crosscheck")]
 )
 
 
@@ -171,6 +189,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if isinstance(command, Train):
             return _train(command, console)
+        if isinstance(command, Crosscheck):
+            return crosscheck(command.device, command.out, console=console)
         if isinstance(command, Scheme):
             _scheme(command, console)
         elif isinstance(command, Quantize):
@@ -198,8 +218,17 @@ def _train(command: Train, console: Console) -> int:
         if every < 0:
             raise ValueError(f"probe_every must be at least 0; got {every}")
     chosen = scheme_of(command.scheme)
+    if command.backend == "numba" and command.device != "cpu":
+        raise ValueError(f"device must be cpu with backend 'numba'; got {command.device!r}")
     single = Single(
-        command.config, command.scheme, chosen, every, command.out, threads=command.threads
+        command.config,
+        command.scheme,
+        chosen,
+        every,
+        command.out,
+        threads=command.threads,
+        backend=command.backend,
+        device=command.device,
     )
     if command.dry_run:
         describe(single, console)

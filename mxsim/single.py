@@ -11,6 +11,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mxsim.config import ProxyConfig
 from mxsim.estimate import cost_of, in_words
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import parameter_count
-from mxsim.store import DamagedResult, Store, result_id, write_whole
+from mxsim.store import DamagedResult, Store, write_whole
 from mxsim.sweep import Point, record_of
 from mxsim.train import Run, Training, start
 
@@ -44,6 +45,8 @@ class Single:
     folder: Path
     save_every: float = 60.0
     threads: int = 1
+    backend: str = "numba"  # or torch, on ``device``
+    device: str = "cpu"
 
     @property
     def point(self) -> Point:
@@ -53,16 +56,31 @@ class Single:
         return Point(self.config, self.scheme, probe)
 
     @property
+    def task(self) -> Any:
+        """The point, or the TorchPoint."""
+        p = self.point
+        if self.backend == "numba":
+            return p
+        return _torch("points").TorchPoint(p.config, p.scheme, self.device, p.probe, p.rule)
+
+    @property
     def place(self) -> Path:
         """The run's own folder."""
         name = re.sub(r"[^A-Za-z0-9_]+", "_", self.scheme_name)
-        return self.folder / f"{name}-{result_id(self.point)}"
+        return self.folder / f"{name}-{self.task.id}"
+
+
+def _torch(module: str) -> Any:
+    """A module of the PyTorch backend, which is optional."""
+    try:
+        return import_module(f"mxsim.backends.torch_{module}")
+    except ModuleNotFoundError as error:
+        raise ImportError("backend 'torch' needs PyTorch: pip install torch") from error
 
 
 def describe(single: Single, console: Console) -> None:
     """Say what would run and how long it should take."""
     cfg, point = single.config, single.point
-    cost = cost_of(cfg, single.scheme, point.probe)
     console.print(
         f"scheme {single.scheme_name} (mxsim scheme {single.scheme_name}), "
         f"{cfg.depth} blocks of width {cfg.width}, {parameter_count(cfg):,} parameters, "
@@ -71,14 +89,19 @@ def describe(single: Single, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    probes = 0 if point.probe is None else -(-cfg.steps // point.probe.every)
-    console.print(
-        f"{cfg.steps} steps of {1e3 * cost.step:.2f} ms, {probes} probes of "
-        f"{1e3 * cost.probe:.1f} ms, held-out set {in_words(cost.evaluation)}: "
-        f"about {in_words(cost.total)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    if single.backend == "torch":
+        step = _torch("train").seconds_a_step(cfg, single.scheme, single.device)
+        words = f"{cfg.steps} steps of {1e3 * step:.2f} ms by PyTorch on {single.device}: about "
+        words += f"{in_words(cfg.steps * step)}, and the probes"
+    else:
+        cost = cost_of(cfg, single.scheme, point.probe)
+        probes = 0 if point.probe is None else -(-cfg.steps // point.probe.every)
+        words = (
+            f"{cfg.steps} steps of {1e3 * cost.step:.2f} ms, {probes} probes of "
+            f"{1e3 * cost.probe:.1f} ms, held-out set {in_words(cost.evaluation)}: "
+            f"about {in_words(cost.total)}"
+        )
+    console.print(words, highlight=False, soft_wrap=True)
     checkpoint, note = single.place / CHECKPOINT, "would write to"
     if checkpoint.exists():
         try:
@@ -95,6 +118,8 @@ def perform(single: Single, console: Console) -> int:
     Raises OSError, before a step is done, if the run's folder cannot be written, and ForeignVersion
     or ValueError if what is there belongs to another version or another run.
     """
+    if single.backend == "torch":
+        _torch("train").checked_device(single.device)
     place = single.place
     Store(place).check_writable()
     for leftover in place.glob(".*.tmp"):  # of a killed process
@@ -119,7 +144,7 @@ def perform(single: Single, console: Console) -> int:
         )
         return 130
     console.print(summary(run), highlight=False, soft_wrap=True)
-    _write(single, run)
+    _write(single, training, run)
     console.print(f"config, series and checkpoint: {place}", highlight=False, soft_wrap=True)
     return 0
 
@@ -148,12 +173,21 @@ def _begin(single: Single, checkpoint: Path, console: Console) -> Training:
         highlight=False,
         soft_wrap=True,
     )
-    return training
+    return _placed(single, training)
 
 
 def _start(single: Single) -> Training:
     p = single.point
-    return start(p.config, p.scheme, probe=p.probe, rule=p.rule, threads=single.threads)
+    begun = start(p.config, p.scheme, probe=p.probe, rule=p.rule, threads=single.threads)
+    return _placed(single, begun)
+
+
+def _placed(single: Single, training: Training) -> Training:
+    """The run on the backend's device."""
+    if single.backend == "numba":
+        return training
+    placed: Training = _torch("train").on_device(training, single.device)
+    return placed
 
 
 def _advance(training: Training, checkpoint: Path, save_every: float, console: Console) -> None:
@@ -235,9 +269,12 @@ def summary(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _write(single: Single, run: Run) -> None:
+def _write(single: Single, training: Training, run: Run) -> None:
     """run.json and series.npz of a finished run."""
-    record = record_of(single.point, run)
+    if single.backend == "numba":
+        record = record_of(single.point, run)
+    else:
+        record = single.task.record(training, run)
     write_whole(single.place / "series.npz", record.arrays, record.meta)
     meta: dict[str, Any] = {"id": record.id, "scheme_name": single.scheme_name, **record.meta}
     text = json.dumps(_plain(meta), indent=1) + "\n"
