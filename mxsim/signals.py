@@ -1,10 +1,11 @@
 """What a controller can watch in a run of the proxy: signals of a step, and same-point probes.
 
 Cheap, every step: the share of gammas that E4M3 under ``floor`` would saturate, the cosine of
-consecutive gradients, and ``progress``, the share of the run's steps that are done.  Every k steps, at the step's own point and batch: zeta and cos of the run's
-gradient against the exact one, and, if asked for, the margin to the edge: the scale 2 <g, u> /
-(u^T H u) by which the step that is about to be taken could be stretched before a quadratic loss
-would rise (theory/descent.py); below 1 the step is too long.
+consecutive gradients, and ``progress``, the share of the run's steps that are done.  Every k steps,
+at the step's own point and batch: zeta and cos of the run's gradient against the exact one, and, if
+asked for, the margin to the edge: the scale 2 <g, u> / (u^T H u) by which the step that is about to
+be taken could be stretched before a quadratic loss would rise (theory/descent.py); below 1 the step
+is too long.
 """
 
 from __future__ import annotations
