@@ -6,13 +6,29 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: study figure test crosscheck check exhaustive format lower-bounds clean distclean
+.PHONY: study figure reproduce test crosscheck check exhaustive format lower-bounds clean distclean
 
 study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
 	$(RUN) -m studies.ln_affine_isolation --tier $(TIER)
 
 figure: .venv/installed           ## the main job's figure, from stored results
 	$(RUN) -m figures.ln_affine_isolation --tier $(TIER)
+
+# Studies without a cluster tier stay at the laptop's; smoke leaves the committed page alone.
+OTHERS := $(if $(filter smoke,$(TIER)),smoke,laptop)
+PAGE := $(if $(filter smoke,$(TIER)),results/claims_smoke/claims.md,docs/claims.md)
+DIAGRAMS := lr_depth lr_width lr_format lr_init lr_optimizer lr_batch lr_teacher_gain format_block \
+	activation_norm rule_rounding
+
+reproduce: .venv/installed        ## the paper's claims: every study, figure and verdict (TIER=smoke: minutes)
+	$(RUN) -m studies.touchy_settings --tier $(OTHERS)
+	$(RUN) -m studies.interventions --tier $(OTHERS)
+	$(RUN) -m studies.quantized_edge --tier $(OTHERS)
+	$(RUN) -m studies.phase_diagrams --tier $(OTHERS) --diagrams $(DIAGRAMS)
+	$(RUN) -m studies.controller --tier $(OTHERS)
+	$(RUN) -m studies.claims --tier $(TIER)
+	$(RUN) -m figures.all --tier $(TIER)
+	$(RUN) -m studies.claims --tier $(TIER) --page $(PAGE)
 
 test: .venv/installed-test        ## the whole test suite
 	$(RUN) -m pytest

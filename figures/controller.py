@@ -32,7 +32,7 @@ from figures.style import (
     VERMILION,
     YELLOW,
 )
-from studies.controller import DESIGNS, GOAL_LOSS, STUDY, Results, Tier, load
+from studies.controller import DESIGNS, GOAL_CHEAP, GOAL_LOSS, STUDY, Results, Tier, load
 from studies.controller_arms import ARMS
 
 GREY = "#999999"
@@ -64,8 +64,12 @@ def draw(results: Results, out: Path) -> Path:
         for row, name in enumerate(touchy):
             trade(axes[row, 0], results, name)
             one_run(axes[row, 1], results, name)
-            warning(axes[row, 2], results, name)
             axes[row, 1].set_title(name, fontsize=8)
+        warning(axes[0, 2], results)
+        for axis in axes[1:-1, 2]:
+            axis.set_visible(False)
+        if len(touchy) > 1:
+            later(axes[-1, 2], results)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower center", ncol=8, handletextpad=0.2)
         figure.suptitle(
@@ -123,9 +127,35 @@ def one_run(axis: Axes, results: Results, name: str) -> None:
     other.spines["right"].set_visible(True)
 
 
-def warning(axis: Axes, results: Results, name: str) -> None:
+def later(axis: Axes, results: Results) -> None:
+    """Loss against the share of steps on the cheapest rung, of the arms that were chosen later."""
+    colours = (VERMILION, ORANGE, BLUE, SKY)
+    markers = {"rollback to exact": "o", "and the last tenth exact": "s"}
+    for colour, (name, rows) in zip(colours, results.second.items(), strict=False):
+        for row in rows:
+            if row.arm in markers:
+                axis.plot(
+                    row.cheap.value,
+                    min(row.loss.value, CEILING),
+                    markers[row.arm],
+                    color=colour,
+                    markersize=4.5,
+                    markerfacecolor="white" if row.arm == "rollback to exact" else colour,
+                    label=name if row.arm == "and the last tenth exact" else None,
+                )
+    axis.axhline(GOAL_LOSS, color=GREY, linewidth=0.5, linestyle=":")
+    axis.axvline(GOAL_CHEAP, color=GREY, linewidth=0.5, linestyle=":")
+    axis.set_xlim(-0.03, 1.03)
+    axis.set_yscale("log")
+    axis.set_xlabel("steps on the cheapest rung")
+    axis.set_title("rollback to exact (open), and the\nlast tenth exact (filled)", fontsize=7.5)
+    axis.legend(fontsize=5.5, loc="upper left", handletextpad=0.1, borderpad=0.1)
+
+
+def warning(axis: Axes, results: Results) -> None:
     """AUC of each signal, and the steps before divergence at which it warns."""
-    warnings = [w for w in results.warnings[name] if np.isfinite(w.auc)]
+    axis.set_title(f"warnings: {results.design.watch.name}", fontsize=8)
+    warnings = [w for w in results.warnings if np.isfinite(w.auc)]
     for i, w in enumerate(reversed(warnings)):
         axis.barh(i, w.auc, color=SKY, height=0.6)
         words = f"{w.warned}/{w.diverging}"

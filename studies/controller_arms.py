@@ -133,4 +133,29 @@ ABLATIONS: Mapping[str, Arm] = {
 }
 
 
-EVERY_ARM: Mapping[str, Arm] = {**ARMS, **ABLATIONS}
+# Chosen after the first table: what took steps off the cheapest rung there was the last fifth, and
+# the rungs between MX and exact on the way down.  Run on seeds that nothing was chosen on.
+SECOND: Mapping[str, Arm] = {
+    "exact": ARMS["exact"],
+    "rollback to exact": Arm(
+        two_rungs,
+        replace(
+            LIMITS,
+            triggers=(trigger("loss_ratio", roll_back=True, to_top=True),),
+            save_every=50,
+        ),
+    ),
+    "and the last tenth exact": Arm(
+        two_rungs,
+        replace(
+            LIMITS,
+            triggers=(
+                trigger("loss_ratio", roll_back=True, to_top=True),
+                Trigger("progress", 0.9, 0.9, to_top=True),
+            ),
+            save_every=50,
+        ),
+    ),
+}
+
+EVERY_ARM: Mapping[str, Arm] = {**ARMS, **ABLATIONS, **SECOND}

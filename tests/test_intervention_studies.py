@@ -79,6 +79,7 @@ def test_controlled_arms_are_paired_and_costed(root: Path) -> None:
     shown = io.StringIO()
     controller.print_tables(results, Console(file=shown, width=200))
     assert "moves a run on a stable setting" in shown.getvalue()
+    assert not set(results.design.first) & set(results.design.fresh)
 
 
 # ---------------------------------------------------------------- on made-up outcomes

@@ -1,0 +1,357 @@
+"""The paper's claims about the proxy, one by one, with verdicts.
+
+    python -m studies.claims [--tier smoke|laptop|cluster] [--results DIR] [--page docs/claims.md]
+
+Su et al. (2025, arXiv:2506.20752) make twelve claims about their student-teacher proxy that can be
+tested.  Here each is, on pairs of runs (exact, MX) of one seed that share weights, teacher and
+data, one factor changed from a base at a time, at rates around the edge of stability, under two
+readings and on two tasks:
+
+- ``paper_text``, what the paper describes: layer norm's gamma and beta in MX blocks, too;
+  ``paper_code``, what the released script computes: layer norm in bf16, and known faults;
+- ``script``, the script's task, whose teacher's outputs are near zero; ``unit``, the same with a
+  gain a layer that gives them unit variance.
+
+An exact run does not depend on the reading, nor on a condition that changes precision alone: it is
+run once.  What is decided, and by what rule, is in claims_verdicts.py; what other studies' stored
+results say in claims_cited.py; the page in claims_page.py.  Here: the runs, and how they are read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from mxsim import ProbePlan, ProxyConfig, scheme
+from mxsim.estimate import cost_of, in_words
+from mxsim.executors import Execution
+from mxsim.grid import FAILURES, requantize, state_of
+from mxsim.outcome import DivergenceRule
+from mxsim.precision import PrecisionScheme
+from mxsim.progress import describe, execute
+from mxsim.store import Record, Store
+from mxsim.sweep import Point, load_points
+from studies.claims_teacher import with_unit_teacher
+from studies.claims_watch import Watch
+
+Tier = Literal["smoke", "laptop", "cluster"]
+Reading = Literal["paper_text", "paper_code"]
+Task = Literal["script", "unit"]
+Arm = Literal["exact", "mx"]
+STUDY = "claims"
+READINGS: tuple[Reading, ...] = ("paper_text", "paper_code")
+TASKS: tuple[Task, ...] = ("script", "unit")
+CONTEXTS: tuple[tuple[Reading, Task], ...] = tuple((r, t) for r in READINGS for t in TASKS)
+# As in studies/phase_diagrams.py: a tenth of the trivial loss is within reach of the script's task,
+# and half of it of the other's.
+RULES: Mapping[Task, DivergenceRule] = {
+    "script": DivergenceRule(learned_fraction=0.1),
+    "unit": DivergenceRule(),
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One factor changed from the base: the problem (``config``, a factor of the ``rate``) or MX.
+
+    text, code: the MX scheme under each reading; None where the reading does not have it.
+    """
+
+    label: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    text: PrecisionScheme | None = scheme("paper_text")  # noqa: RUF009  (frozen)
+    code: PrecisionScheme | None = scheme("paper_code")  # noqa: RUF009
+    rate: float = 1.0
+
+    def mx(self, reading: Reading) -> PrecisionScheme | None:
+        """The MX scheme of a reading."""
+        return self.text if reading == "paper_text" else self.code
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a tier runs: all conditions at all ``rates`` (of the base), over ``seeds``."""
+
+    base: ProxyConfig
+    depths: tuple[int, int]
+    widths: tuple[int, int]
+    blocks: tuple[int, int]
+    rates: tuple[float, ...]
+    seeds: int
+    sgd_rate: float
+    """Its rate over Adam's, for momentum 0.9."""
+    more: tuple[Condition, ...] = ()
+    probe_every: int = 20
+    """Steps between probes: of MX runs under their own scheme, of the base's exact ones both."""
+    watch_every: int = 20
+    """Of the pairs that are watched tensor by tensor (claims_watch.py), at the highest rates."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Labels of the conditions that leave the reading's MX scheme as it is."""
+        return tuple(c.label for c in conditions(self) if c.config or c.label == "base")
+
+    @property
+    def watched(self) -> tuple[float, ...]:
+        """The rates at which runs are watched."""
+        return self.rates[-2:]
+
+
+DESIGNS: Mapping[Tier, Design] = {
+    "smoke": Design(
+        ProxyConfig(width=16, depth=2, batch=16, steps=24, lr=0.02, eval_samples=64),
+        depths=(1, 3),
+        widths=(8, 32),
+        blocks=(16, 64),
+        rates=(0.02, 0.5),
+        seeds=1,
+        sgd_rate=64,
+        probe_every=12,
+        watch_every=12,
+    ),
+    "laptop": Design(
+        ProxyConfig(width=64, depth=4, batch=64, steps=500, lr=0.02, eval_samples=4096),
+        depths=(2, 8),
+        widths=(32, 128),
+        blocks=(16, 64),
+        rates=(0.01, 0.02, 0.035),  # half fail at 0.036 (python -m studies.phase_diagrams)
+        seeds=4,
+        sgd_rate=64,  # half fail at 2.2
+    ),
+    "cluster": Design(  # the paper's sizes
+        ProxyConfig(width=512, depth=4, batch=2048, steps=9000, lr=6e-4, eval_samples=32768),
+        depths=(3, 8),
+        widths=(256, 384),
+        blocks=(16, 64),
+        rates=(1e-5, 5e-5, 1e-4, 5e-4, 6e-4, 1e-3),
+        seeds=8,
+        sgd_rate=64,
+        more=(
+            Condition("depth 6", {"depth": 6}),
+            Condition("cosine", {"schedule": "cosine", "lr_min": 1e-5}),
+        ),
+    ),
+}
+
+
+def conditions(design: Design) -> tuple[Condition, ...]:
+    """The base, and all that differs from it in one factor."""
+    text, code = scheme("paper_text"), scheme("paper_code")
+    of_problem = [
+        Condition("base"),
+        *(Condition(f"depth {n}", {"depth": n}) for n in design.depths),
+        *(Condition(f"width {n}", {"width": n}) for n in design.widths),
+        *(Condition(f"norm {n}", {"norm": n}) for n in ("none", "layer_no_affine", "rms")),
+        *(Condition(name, {"activation": name}) for name in ("relu", "swiglu")),
+        Condition("xavier", {"init": "xavier"}),
+        Condition("sgd", {"optimizer": "sgd", "momentum": 0.9}, rate=design.sgd_rate),
+        Condition("adamw", {"optimizer": "adamw", "weight_decay": 0.1}),
+    ]
+    of_precision = [
+        Condition(
+            "E4M3 forward, E5M2 backward",
+            text=scheme("mx_mix"),
+            code=scheme("paper_code", fwd="mxfp8_e4m3", bwd="mxfp8_e5m2"),
+        ),
+        *(
+            Condition(
+                f"FP{bits} {short.upper()}",
+                text=scheme(f"all_{short}"),
+                code=scheme("paper_code", fwd=f"mxfp{bits}_{short}"),
+            )
+            for bits, short in ((6, "e2m3"), (6, "e3m2"), (4, "e2m1"))
+        ),
+        *(
+            Condition(
+                f"block {size}",
+                text=requantize(text, block_size=size),
+                code=requantize(code, block_size=size),
+            )
+            for size in design.blocks
+        ),
+        Condition(
+            "bf16 activations",
+            text=scheme("hybrid_bf16_activations"),
+            code=scheme("paper_code", acts="bf16"),
+        ),
+        Condition(
+            "exact backward",
+            text=scheme("hybrid_forward_only"),
+            code=scheme("paper_code", backward="exact"),
+        ),
+    ]
+    of_faults = [
+        Condition("beta trained", text=None, code=replace(code, frozen_beta=False)),
+        Condition("exact teacher", text=None, code=replace(code, quantized_teacher=False)),
+    ]
+    return (*of_problem, *of_precision, *of_faults, *design.more)
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """One run.  ``lr``: the rate of the grid; a condition's own may be a multiple of it."""
+
+    reading: Reading
+    task: Task
+    condition: str
+    lr: float
+    seed: int
+    arm: Arm
+
+
+def config_of(
+    design: Design, task: Task, condition: Condition, lr: float, seed: int
+) -> ProxyConfig:
+    """The problem of a run."""
+    cfg = replace(design.base, **condition.config, lr=lr * condition.rate, seed=seed)
+    return with_unit_teacher(cfg) if task == "unit" else cfg
+
+
+def points(design: Design) -> dict[Key, Point]:
+    """Every run.  Keys whose settings are the same share one (equal ids).  Seeds outermost."""
+    found: dict[Key, Point] = {}
+    both = tuple((reading, scheme(reading)) for reading in READINGS)
+    for seed, task, lr in _grid(design):
+        for condition in conditions(design):
+            cfg = config_of(design, task, condition, lr, seed)
+            for reading in READINGS:
+                own = condition.mx(reading)
+                if own is None:
+                    continue
+                plain = not condition.config  # its exact run is the base's
+                every = design.probe_every
+                exact = ProbePlan(every, both) if plain else None
+                mx = ProbePlan(every, ((reading, own),))
+                where = (reading, task, condition.label, lr, seed)
+                found[Key(*where, "exact")] = Point(cfg, PrecisionScheme(), exact, RULES[task])
+                found[Key(*where, "mx")] = Point(cfg, own, mx, RULES[task])
+    return found
+
+
+def _grid(design: Design) -> Iterator[tuple[int, Task, float]]:
+    for seed in range(design.seeds):
+        for task in TASKS:
+            for lr in design.rates:
+                yield seed, task, lr
+
+
+def watches(design: Design) -> dict[tuple[Reading, Task, float, int], Watch]:
+    """(reading, task, lr, seed) -> the base condition's pair in lockstep, watched."""
+    base = Condition("base")
+    return {
+        (reading, task, lr, seed): Watch(
+            config_of(design, task, base, lr, seed),
+            scheme(reading),
+            RULES[task],
+            design.watch_every,
+        )
+        for seed, task, lr in _grid(design)
+        if lr in design.watched
+        for reading in READINGS
+    }
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+@dataclass(frozen=True)
+class Results:
+    """Every run's record, and every watched pair's; where other studies' results lie."""
+
+    tier: Tier
+    design: Design
+    records: Mapping[Key, Record]
+    watched: Mapping[tuple[Reading, Task, float, int], Record]
+    root: Path
+
+    @property
+    def runs(self) -> int:
+        """Different runs, shared ones counted once."""
+        return len({record.id for record in (*self.records.values(), *self.watched.values())})
+
+    def failed(self, key: Key) -> bool:
+        """Whether a run diverged or became non-finite."""
+        return state_of(self.records[key]) in FAILURES
+
+    def troubled(self, key: Key) -> bool:
+        """Whether it failed or spiked at all, recovered or not."""
+        return state_of(self.records[key]) != "ok"
+
+    def pairs(
+        self, reading: Reading, task: Task, condition: str
+    ) -> dict[tuple[float, int], tuple[Key, Key]]:
+        """(lr, seed) -> keys of (MX, exact)."""
+        return {
+            (lr, seed): (
+                Key(reading, task, condition, lr, seed, "mx"),
+                Key(reading, task, condition, lr, seed, "exact"),
+            )
+            for lr in self.design.rates
+            for seed in range(self.design.seeds)
+        }
+
+
+def load(tier: Tier, results: Path = Path("results")) -> Results:
+    """Read a tier's runs; FileNotFoundError if one is missing."""
+    design, store = DESIGNS[tier], Store(results / f"{STUDY}_{tier}")
+    wanted, seen = points(design), watches(design)
+    records = load_points([*wanted.values(), *seen.values()], store)
+    return Results(
+        tier,
+        design,
+        {key: records[point.id] for key, point in wanted.items()},
+        {key: records[watch.id] for key, watch in seen.items()},
+        results,
+    )
+
+
+# ---------------------------------------------------------------- command
+
+
+@dataclass(frozen=True)
+class Arguments(Execution):
+    """The paper's claims about the proxy, one by one, with verdicts."""
+
+    tier: Tier = "laptop"
+    """smoke: seconds, for tests; laptop: about 1400 runs of a second or two; cluster: the paper's
+    sizes."""
+    results: Path = Path("results")
+    """Where results are stored, a folder a study."""
+    page: Path | None = None
+    """Where the page of claims goes; by default beside the results."""
+    dry_run: bool = False
+    """Print how many runs there are, how many are to do, and how long it should take."""
+
+
+def main(arguments: Arguments) -> int:
+    """Run what is missing and write the page; the exit status."""
+    from studies.claims_page import write_page  # it reads this module, as the verdicts do
+
+    console = Console()
+    design = DESIGNS[arguments.tier]
+    store = Store(arguments.results / f"{STUDY}_{arguments.tier}")
+    wanted, seen = list(points(design).values()), list(watches(design).values())
+    if arguments.dry_run:
+        describe(wanted, store, arguments, console)
+        each = cost_of(seen[0].config, seen[0].scheme).total
+        console.print(f"and {len(seen)} watched pairs, about {in_words(2 * each)} each")
+        return 0
+    if not execute([*seen, *wanted], store, arguments, console):
+        return 1
+    page = arguments.page or store.folder / "claims.md"
+    console.print(f"page: {write_page(load(arguments.tier, arguments.results), page)}")
+    return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    try:
+        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was finished is stored")

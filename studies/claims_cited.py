@@ -1,0 +1,194 @@
+"""What other studies' stored results say of the claims: claim 7, part of claim 1, citations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mxsim.stats import NOTHING, Estimate
+from studies import interventions, phase_diagrams, quantized_edge, touchy_settings
+from studies.claims import Results
+from studies.claims_verdicts import Finding, Verdict, Word, corrected, finding
+
+DIAGRAMS: dict[int, tuple[phase_diagrams.Name, ...]] = {
+    1: ("lr_depth",),
+    2: ("lr_depth", "lr_width"),
+    3: ("activation_norm",),
+    4: ("activation_norm",),
+    8: ("lr_format",),
+    9: ("format_block",),
+    11: ("lr_init", "lr_optimizer"),
+}
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "fp6_e2m3", "fp6_e3m2", "fp4_e2m1", "int8")
+EDGES: dict[int, tuple[tuple[str, str], ...]] = {  # claim -> (group, label) of quantized_edge.py
+    1: (("GD", "all fp8_e4m3"), ("heavy ball", "all fp8_e4m3"), ("Adam", "all fp8_e4m3")),
+    2: (("GD", "gemm e4m3, depth 4"), ("GD", "gemm e4m3, width 64")),
+    3: (("GD", "ln fp8_e4m3"), ("heavy ball", "ln fp8_e4m3"), ("Adam", "ln fp8_e4m3")),
+    4: (("GD", "gemm e4m3, swiglu"), ("GD", "gemm fp8_e4m3")),
+    8: tuple(("GD", f"gemm {name}") for name in FORMATS),
+    9: (("GD", "gemm e4m3 block 8"), ("GD", "gemm fp8_e4m3"), ("GD", "gemm e4m3 block 128")),
+    11: tuple((group, "gemm fp8_e4m3") for group in ("GD", "heavy ball", "Adam")),
+    12: (("Adam", "gemm fp8_e4m3"), ("Adam", "all fp8_e4m3"), ("Adam", "gemm fp4_e2m1")),
+}
+SMALLER = (
+    "It measures how flat a region training settles in: a ratio below 1 is a quantized gradient "
+    "that acts as a higher rate would."
+)
+
+
+def cited(number: int, results: Results) -> Iterator[str]:
+    """Sentences on a claim from the phase diagrams and the quantized edge."""
+    tier = _tier(results)
+    for name in DIAGRAMS.get(number, ()):
+        study = f"phase_diagrams --diagrams {name}"
+        yield from _or_missing(study, partial(_diagram, name, tier, results.root))
+    yield from _or_missing("quantized_edge", partial(_edge, number, tier, results.root))
+
+
+def _tier(results: Results) -> Any:
+    """The tier of the studies that have no cluster tier."""
+    return "smoke" if results.tier == "smoke" else "laptop"
+
+
+def _or_missing(study: str, sentences: Callable[[], list[str]]) -> list[str]:
+    try:
+        return sentences()
+    except FileNotFoundError:
+        return [f"`python -m studies.{study}`: missing, not run at this tier."]
+
+
+@lru_cache(maxsize=16)
+def _comparison(name: phase_diagrams.Name, tier: Any, root: Path) -> phase_diagrams.Comparison:
+    return phase_diagrams.compare(phase_diagrams.load(name, tier, root))
+
+
+def _diagram(name: phase_diagrams.Name, tier: Any, root: Path) -> list[str]:
+    """How exact and MX (as in paper_text) compare over a phase diagram."""
+    c = _comparison(name, tier, root)
+    return [
+        f"`python -m studies.phase_diagrams --diagrams {name}`: of {c.pairs} pairs {c.both} fail "
+        f"in both arms, {c.mx_only} in MX only, {c.exact_only} in exact only; MX minus exact share "
+        f"{c.difference}, {c.difference.n} seeds."
+    ]
+
+
+@lru_cache(maxsize=2)
+def _edges(tier: Any, root: Path) -> quantized_edge.Results:
+    return quantized_edge.load(tier, root)
+
+
+def _edge(number: int, tier: Any, root: Path) -> list[str]:
+    """What the quantized edge of stability says of a claim."""
+    found = _edges(tier, root)
+    if number == 5:
+        parts = []
+        for name in ("descent", "displaced"):
+            ratio = found.relative(name, ("GD",))
+            if len(ratio):
+                words = quantized_edge.PREDICTORS[name].split(":")[0]
+                parts.append(f"{words} {sorted(ratio)[len(ratio) // 2]:.2f} (n {len(ratio)})")
+        return [f"Quantized edge, measured over predicted, gradient descent: {', '.join(parts)}."]
+    parts = []
+    for group, label in EDGES.get(number, ()):
+        if (group, label) not in found.readings:
+            continue
+        measured = quantized_edge.over_seeds(found.readings[group, label], lambda r: r.measured)
+        exact = found.exact_edge(group, label)
+        parts.append(
+            f"{group}, {label}: ηS {measured}, {measured.value / exact:.2f} of exact's "
+            f"(n {measured.n})"
+        )
+    if not parts:
+        return ["The quantized edge has measured nothing of this claim."]
+    return [f"Quantized edge: {'; '.join(parts)}. {SMALLER}"]
+
+
+# ---------------------------------------------------------------- decided from others' results
+
+
+def searched(results: Results) -> tuple[Finding, ...]:
+    """Part of claim 1: the settings that studies/touchy_settings.py found, on its fresh seeds.
+
+    One finding without pairs if its results are missing.
+    """
+    words = "failure, MX against exact"
+    try:
+        found = touchy_settings.load(_tier(results), results.root)
+    except FileNotFoundError:
+        where = "searched: missing, run python -m studies.touchy_settings"
+        return (
+            Finding("precision-induced", "paper_text", where, words, NOTHING, np.nan, "missing"),
+        )
+    rest = "{} fail in both, {} in MX only, {} in exact only"
+    return corrected(
+        finding(
+            "precision-induced",
+            "paper_text",
+            f"searched: {p.setting.name}",
+            words,
+            [1] * p.mx_only + [-1] * p.exact_only + [0] * (p.n - p.mx_only - p.exact_only),
+            rest.format(p.both, p.mx_only, p.exact_only),
+        )
+        for p in found.confirmed
+    )
+
+
+def averted(results: Results) -> Verdict:
+    """Claim 7, from the interventions' own study."""
+    title = "Changing the precision midway averts or delays the divergence"
+    paper = (
+        "From a checkpoint before the divergence, higher precision, or a bumped exponent, averts "
+        "or delays it; shortly before, it is too late."
+    )
+    rule = (
+        "Steps gained over the placebo (one unit in the last place) of the same seed, paired "
+        "permutation test, corrected over interventions and leads (Benjamini and Hochberg); holds "
+        "if q < 0.05 and the gain is positive, not seen if the gain's interval ends below a tenth "
+        "of the horizon."
+    )
+    try:
+        stored = interventions.load(_tier(results), results.root)
+    except FileNotFoundError as error:
+        note = f"missing: {str(error).split(' in ')[0]}; run python -m studies.interventions"
+        return Verdict(7, title, paper, rule, (), (note,))
+    setting = stored.design.setting.name
+    note = f"{setting}, {len(stored.used)} runs that diverge; the scheme is paper_text's in E5M2."
+    found = []
+    for (lead, name), arm in stored.arms.items():
+        if name in ("none", "placebo"):
+            continue
+        counts = ", ".join(f"{n} {word}" for word, n in arm.outcomes.items() if n)
+        found.append(
+            Finding(
+                "measured",
+                "paper_text",
+                f"{lead} steps before",
+                name,
+                arm.gain,
+                arm.paired,
+                gained(arm.gain, arm.q, stored.design.horizon),
+                arm.q,
+                counts,
+            )
+        )
+    return Verdict(7, title, paper, rule, tuple(found), (note, *too_late(found)))
+
+
+def gained(gain: Estimate, q: float, horizon: int) -> Word:
+    """The word for an intervention's gain over the placebo."""
+    if not gain.n or np.isnan(q):
+        return "undecided"
+    if q < 0.05:
+        return "holds" if gain.value > 0 else "opposite"
+    return "not seen" if gain.high < horizon / 10 else "undecided"
+
+
+def too_late(found: Sequence[Finding]) -> Iterator[str]:
+    """Lead by lead, which interventions beat the placebo."""
+    for lead in dict.fromkeys(f.task for f in found):
+        names = [f.words for f in found if f.task == lead and f.word == "holds"]
+        yield f"Better than the placebo, {lead}: {', '.join(names) or 'no intervention'}."

@@ -1,0 +1,348 @@
+"""The twelve claims, each a function from results to a verdict; the rules are claims_verdicts.py's.
+
+Claims 5 and 6, of what a run shows before it fails, are in claims_signs.py; claim 7, of runs that
+are changed midway, in claims_cited.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mxsim.stats import median_over_seeds, share
+from studies.claims import CONTEXTS, TASKS, Key, Reading, Results, Task
+from studies.claims_cited import averted, searched
+from studies.claims_signs import gradient_bias, last_bin
+from studies.claims_verdicts import (
+    Finding,
+    Verdict,
+    corrected,
+    decide_match,
+    finding,
+    paired,
+)
+
+GOAL = 1.05  # a hybrid matches if its held-out loss is within 5 % of the exact run's
+Outcome = Callable[[Key], bool]
+
+
+def excess(
+    results: Results, reading: Reading, task: Task, condition: str, outcome: Outcome | None = None
+) -> dict[tuple[float, int], int]:
+    """(lr, seed) -> MX minus exact: 1 if the MX run alone has the outcome, by default failed."""
+    happened = outcome or results.failed
+    pairs = results.pairs(reading, task, condition)
+    return {at: happened(mx) - happened(exact) for at, (mx, exact) in pairs.items()}
+
+
+def exact_failures(results: Results, task: Task, condition: str) -> dict[tuple[float, int], int]:
+    """(lr, seed) -> 1 if the exact run failed."""
+    pairs = results.pairs("paper_text", task, condition)
+    return {at: int(results.failed(exact)) for at, (_, exact) in pairs.items()}
+
+
+def _difference(
+    one: Mapping[tuple[float, int], int], other: Mapping[tuple[float, int], int]
+) -> list[int]:
+    return [one[at] - other[at] for at in one if at in other]
+
+
+def compared(results: Results, words: str, one: str, other: str) -> Iterator[Finding]:
+    """Condition ``one`` against ``other``: MX in each reading and task, exact runs in each task."""
+    for reading, task in CONTEXTS:
+        sides = [excess(results, reading, task, condition) for condition in (one, other)]
+        yield finding("precision-induced", reading, task, words, _difference(*sides))
+    for task in TASKS:
+        own = [exact_failures(results, task, condition) for condition in (one, other)]
+        yield finding("optimizer-driven", "", task, words, _difference(*own))
+
+
+def _counts(results: Results, reading: Reading, task: Task, labels: Sequence[str]) -> str:
+    pairs = [p for label in labels for p in results.pairs(reading, task, label).values()]
+    fails = [(results.failed(mx), results.failed(exact)) for mx, exact in pairs]
+    both, mx, exact = (fails.count(each) for each in ((True, True), (True, False), (False, True)))
+    return f"{both} fail in both, {mx} in MX only, {exact} in exact only"
+
+
+# ---------------------------------------------------------------- the claims
+
+
+def spikes(results: Results) -> Verdict:
+    """Claim 1."""
+    labels = results.design.problems
+    found = []
+    for reading, task in CONTEXTS:
+        values = [
+            d
+            for label in labels
+            for d in excess(results, reading, task, label, results.troubled).values()
+        ]
+        found.append(
+            finding(
+                "precision-induced",
+                reading,
+                task,
+                "spikes or failure, MX against exact",
+                values,
+                _counts(results, reading, task, labels),
+            )
+        )
+    shares = [
+        share(sum(results.failed(exact) for _, exact in pairs), len(pairs))
+        for task in TASKS
+        for pairs in [[p for c in labels for p in results.pairs("paper_text", task, c).values()]]
+    ]
+    notes = [
+        f"Exact runs that fail by themselves, {t}: {s}" for t, s in zip(TASKS, shares, strict=True)
+    ]
+    return Verdict(
+        1,
+        "MX runs spike where full precision does not",
+        "Training in MX formats shows sharp, stochastic spikes of the loss that full precision "
+        "does not show at the same learning rate and seed.",
+        "Pairs over all settings of the problem, all rates: spiked, recovered or not, or failed. "
+        "And settings found by a search for it, confirmed on fresh seeds: failed.",
+        (*corrected(found), *searched(results)),
+        tuple(notes),
+    )
+
+
+def sizes(results: Results) -> Verdict:
+    """Claim 2."""
+    d = results.design
+    found = [
+        *compared(results, "depth", *(f"depth {n}" for n in (d.depths[1], d.depths[0]))),
+        *compared(results, "width", *(f"width {n}" for n in (d.widths[1], d.widths[0]))),
+    ]
+    low, high = d.rates[0], d.rates[-1]
+    for reading, task in CONTEXTS:
+        values = [
+            by[high, seed] - by[low, seed]
+            for label in d.problems
+            for by in [excess(results, reading, task, label)]
+            for seed in range(d.seeds)
+        ]
+        found.append(finding("precision-induced", reading, task, "learning rate", values))
+    for task in TASKS:
+        values = [
+            by[high, seed] - by[low, seed]
+            for label in d.problems
+            for by in [exact_failures(results, task, label)]
+            for seed in range(d.seeds)
+        ]
+        found.append(finding("optimizer-driven", "", task, "learning rate", values))
+    return Verdict(
+        2,
+        "More so at larger depth, width and learning rate",
+        "Instabilities come sooner and oftener in deeper and wider models and at higher rates.",
+        f"Depth {d.depths[1]} against {d.depths[0]}, width {d.widths[1]} against {d.widths[0]}, at "
+        f"all rates; rate {high:g} against {low:g} in all settings.",
+        corrected(found),
+    )
+
+
+def layer_norm(results: Results) -> Verdict:
+    """Claim 3."""
+    found = [
+        *compared(results, "with layer norm against without", "base", "norm none"),
+        *compared(results, "affine layer norm against plain", "base", "norm layer_no_affine"),
+    ]
+    return Verdict(
+        3,
+        "Layer norm, and its affine part, matter",
+        "Without layer norm, or without its affine parameters, the instabilities vanish or become "
+        "fewer.",
+        "The base against the same without layer norm, and without its gamma and beta.",
+        corrected(found),
+        tuple(
+            f"RMS norm, {reading}, {task}: {_counts(results, reading, task, ['norm rms'])}"
+            for reading, task in CONTEXTS
+        ),
+    )
+
+
+def activations(results: Results) -> Verdict:
+    """Claim 4."""
+    found = [
+        *compared(results, "swiglu against gelu", "swiglu", "base"),
+        *compared(results, "swiglu against relu", "swiglu", "relu"),
+    ]
+    return Verdict(
+        4,
+        "SwiGLU is less stable than GELU and ReLU",
+        "Models with SwiGLU diverge more easily than those with GELU or ReLU.",
+        "SwiGLU against each, all else equal.",
+        corrected(found),
+    )
+
+
+def formats(results: Results) -> Verdict:
+    """Claim 8."""
+    found = [
+        *compared(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
+                  "E4M3 forward, E5M2 backward"),
+        *compared(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
+        *compared(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
+        *compared(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
+    ]  # fmt: skip
+    precision = [f for f in found if f.kind == "precision-induced"]
+    labels = ("base", "E4M3 forward, E5M2 backward", "FP6 E2M3", "FP6 E3M2", "FP4 E2M1")
+    return Verdict(
+        8,
+        "Formats have an order of stability",
+        "E4M3 forward with E5M2 backward is the most stable, then E4M3, FP6 and FP4.",
+        "Each format against E4M3 throughout: more failures beyond the exact pair's.",
+        corrected(precision),
+        tuple(
+            f"{reading}, {task}, failures in MX only minus in exact only: "
+            + ", ".join(
+                f"{'E4M3' if c == 'base' else c} {sum(excess(results, reading, task, c).values())}"
+                for c in labels
+            )
+            for reading, task in CONTEXTS
+        ),
+    )
+
+
+def block_size(results: Results) -> Verdict:
+    """Claim 9."""
+    small, large = results.design.blocks
+    found = compared(results, f"blocks of {large} against {small}", f"block {large}",
+                     f"block {small}")  # fmt: skip
+    return Verdict(
+        9,
+        "Smaller blocks are more stable",
+        "The block size matters: smaller blocks share their scale with less and fail less.",
+        f"Blocks of {large} against blocks of {small}.",
+        corrected(f for f in found if f.kind == "precision-induced"),
+    )
+
+
+def hybrids(results: Results) -> Verdict:
+    """Claim 10."""
+    found = []
+    for reading, task in CONTEXTS:
+        for label in ("bf16 activations", "exact backward"):
+            estimate, p = paired(list(excess(results, reading, task, label).values()))
+            ratio = median_over_seeds(np.array(loss_ratios(results, reading, task, label)))
+            found.append(
+                Finding(
+                    "precision-induced",
+                    reading,
+                    task,
+                    f"{label} matches exact",
+                    estimate,
+                    p,
+                    decide_match(estimate, p, ratio, GOAL),
+                    p,
+                    f"held-out loss over exact's {ratio}, n {ratio.n}",
+                )
+            )
+    return Verdict(
+        10,
+        "Hybrids match full precision",
+        "E4M3 weights with bf16 activations, and a quantized forward with an exact backward pass, "
+        "train as full precision does.",
+        "Holds if the excess of failures lies within a fifth of all pairs either way and the "
+        f"median held-out loss of pairs that are ok in both is below {GOAL} times the exact run's, "
+        "interval included; not seen if there are more failures (p < 0.05) or the loss's lower end "
+        "is above.",
+        tuple(found),
+    )
+
+
+def loss_ratios(results: Results, reading: Reading, task: Task, label: str) -> list[float]:
+    """Held-out loss over the exact run's, of the pairs that fail in neither."""
+    return [
+        results.records[mx].meta["eval_loss"] / results.records[exact].meta["eval_loss"]
+        for mx, exact in results.pairs(reading, task, label).values()
+        if not (results.failed(mx) or results.failed(exact))
+    ]
+
+
+def init_and_optimizer(results: Results) -> Verdict:
+    """Claim 11."""
+    found = [
+        f
+        for label, words in (
+            ("xavier", "Xavier init against PyTorch's"),
+            ("sgd", "SGD with momentum against Adam"),
+            ("adamw", "AdamW against Adam"),
+        )
+        for f in compared(results, words, label, "base")
+    ]
+    return Verdict(
+        11,
+        "Initialization and optimizer change the picture",
+        "How often training breaks depends on the initialization and on the optimizer.",
+        "A difference either way; SGD at rates as near to its own edge as Adam's are.",
+        corrected(found, either=True),
+    )
+
+
+def rate_or_precision(results: Results) -> Verdict:
+    """Claim 12."""
+    found = []
+    rates = results.design.rates
+    for reading, task in CONTEXTS:
+        values = []
+        for label in results.design.problems:
+            pairs = results.pairs(reading, task, label)
+            for low, high in pairwise(rates):
+                for seed in range(results.design.seeds):
+                    mx, exact = pairs[high, seed]
+                    if results.failed(mx):  # there is something to avert
+                        lower = not results.failed(pairs[low, seed][0])
+                        values.append(int(lower) - int(not results.failed(exact)))
+        found.append(
+            finding("measured", reading, task, "the next lower rate against exact", values)
+        )
+    return Verdict(
+        12,
+        "A lower rate averts more than a higher precision",
+        "Lowering the learning rate and raising the precision both avert instabilities; the "
+        "paper raises the precision.",
+        "Of MX runs that fail: averted by the next lower rate of the grid in MX, against averted "
+        "by full precision at the same rate.",
+        corrected(found),
+    )
+
+
+CLAIMS: tuple[Callable[[Results], Verdict], ...] = (
+    spikes,
+    sizes,
+    layer_norm,
+    activations,
+    gradient_bias,
+    last_bin,
+    averted,
+    formats,
+    block_size,
+    hybrids,
+    init_and_optimizer,
+    rate_or_precision,
+)
+
+
+def verdicts(results: Results) -> tuple[Verdict, ...]:
+    """All claims, in their order."""
+    return tuple(claim(results) for claim in CLAIMS)
+
+
+def faults(results: Results) -> tuple[Finding, ...]:
+    """Does the base under paper_code fail oftener with each of the script's faults than without?"""
+    found = []
+    for task in TASKS:
+        for label, words in (
+            ("beta trained", "frozen beta"),
+            ("exact teacher", "quantized teacher"),
+        ):
+            sides = [
+                excess(results, "paper_code", task, condition) for condition in ("base", label)
+            ]
+            found.append(
+                finding("precision-induced", "paper_code", task, words, _difference(*sides))
+            )
+    return corrected(found)

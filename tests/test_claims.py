@@ -1,0 +1,362 @@
+"""The study of the paper's claims: its design, its verdicts on made-up outcomes, its page."""
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mxsim
+from mxsim.stats import Estimate
+from mxsim.store import Record
+from studies import claims, claims_cited, claims_decided, claims_signs
+from studies.claims import DESIGNS, TASKS, Key, Results, conditions, points, watches
+from studies.claims_page import page
+from studies.claims_teacher import with_unit_teacher
+from studies.claims_verdicts import (
+    Finding,
+    Verdict,
+    Word,
+    corrected,
+    decide,
+    decide_either,
+    decide_match,
+    decide_range,
+    finding,
+    holm,
+    paired,
+    summarize,
+    two_shares,
+)
+from studies.claims_watch import Watch
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    with contextlib.redirect_stdout(io.StringIO()):
+        arguments = claims.Arguments(tier="smoke", results=folder, executor="serial")
+        assert claims.main(arguments) == 0
+    return folder
+
+
+# ---------------------------------------------------------------- design
+
+
+def test_exact_runs_do_not_depend_on_the_reading_or_on_precision() -> None:
+    design = DESIGNS["laptop"]
+    runs = points(design)
+    for key, point in runs.items():
+        if key.arm == "exact":
+            assert point.scheme.is_exact
+            twin = runs.get(replace(key, reading="paper_code"))
+            assert twin is None or twin.id == point.id
+    base = Key("paper_text", "unit", "base", 0.02, 1, "exact")
+    for label in ("FP4 E2M1", "block 16", "exact backward"):
+        assert runs[replace(base, condition=label)].id == runs[base].id
+        assert runs[replace(base, condition=label, arm="mx")].id != runs[replace(base, arm="mx")].id
+    assert len({point.id for point in runs.values()}) + len(watches(design)) <= 1400
+
+
+def test_pairs_share_their_problem_and_conditions_change_one_thing() -> None:
+    design = DESIGNS["smoke"]
+    runs = points(design)
+    for key, point in runs.items():
+        assert point.config == runs[replace(key, arm="exact")].config
+    base = mxsim.scheme("paper_text"), mxsim.scheme("paper_code")
+    for condition in conditions(design):
+        of_precision = (condition.text, condition.code) != base
+        assert of_precision + bool(condition.config) == (condition.label != "base")
+
+
+@pytest.mark.parametrize("tier", DESIGNS)
+def test_every_tier_has_its_teachers(tier: claims.Tier) -> None:
+    design = DESIGNS[tier]
+    for condition in conditions(design):
+        cfg = claims.config_of(design, "unit", condition, design.rates[0], 0)
+        assert cfg.teacher_gain > 4
+        assert (cfg.teacher_activation or cfg.activation) == "gelu"
+
+
+@pytest.mark.parametrize(("init", "depth", "width"), [("pytorch", 4, 64), ("xavier", 4, 64)])
+def test_the_unit_teacher_has_unit_outputs(init: str, depth: int, width: int) -> None:
+    cfg = with_unit_teacher(mxsim.ProxyConfig(width=width, depth=depth, init=init))
+    rng = np.random.default_rng(77)
+    x = rng.standard_normal((256, width), np.float32)
+    powers = [
+        float(np.mean(mxsim.make_teacher(replace(cfg, seed=seed))(x) ** 2))
+        for seed in range(50, 58)
+    ]
+    assert 0.8 < np.median(powers) < 1.25
+    with pytest.raises(KeyError):
+        with_unit_teacher(replace(cfg, depth=5))
+
+
+# ---------------------------------------------------------------- the rules
+
+
+def test_pairs_by_hand() -> None:
+    estimate, p = paired([1] * 8 + [0] * 4)
+    assert (estimate.value, estimate.n) == (8 / 12, 12)
+    assert p == 2 / 2**8
+    q12, q21, n = 9 / 14, 1 / 14, 14  # Bonett and Price 2012
+    half = 1.959964 * np.sqrt((q12 + q21 - (q12 - q21) ** 2) / n)
+    assert estimate.low == pytest.approx(q12 - q21 - half, abs=1e-6)
+    assert paired([-1] * 7)[0].low == -1
+    assert paired([])[0].n == 0
+    difference, p = two_shares(6, 8, 0, 8)
+    assert difference.value == 0.75
+    assert p == pytest.approx(2 * 28 / 8008)  # C(8,6) C(8,0) / C(16,6), both ways
+
+
+def test_words() -> None:
+    def word(values: Sequence[float]) -> Word:
+        return decide(*paired(values))
+
+    assert word([1] * 6 + [0] * 6) == "holds"
+    assert word([-1] * 6 + [0] * 6) == "opposite"
+    assert word([0] * 12) == "not seen"
+    assert word([0] * 8) == "undecided"
+    assert word([1] * 4 + [0] * 8) == "undecided"
+    assert word([]) == "undecided"
+    assert decide_either(*paired([-1] * 6)) == "holds"
+    assert decide_either(*paired([0] * 12)) == "not seen"
+    assert decide_either(*paired([1] * 3)) == "undecided"
+    assert decide_range(Estimate(1, 0.8, 1.3, 9), 0.5, 2) == "holds"
+    assert decide_range(Estimate(3, 2.8, 3.3, 9), 0.5, 2) == "not seen"
+    assert decide_range(Estimate(2, 1.8, 2.3, 9), 0.5, 2) == "undecided"
+
+
+def test_a_hybrid_matches_only_if_failures_and_loss_do() -> None:
+    none, close = paired([0] * 12), Estimate(1.01, 1.0, 1.02, 12)
+    assert decide_match(*none, close, 1.05) == "holds"
+    assert decide_match(*none, Estimate(1.03, 1.0, 1.06, 12), 1.05) == "undecided"
+    assert decide_match(*none, Estimate(1.2, 1.1, 1.3, 12), 1.05) == "not seen"
+    assert decide_match(*paired([1] * 6 + [0] * 6), close, 1.05) == "not seen"
+    assert decide_match(*paired([0] * 6), close, 1.05) == "undecided"
+
+
+def test_holm_by_hand_and_its_effect_on_the_words() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    one = finding("precision-induced", "paper_text", "unit", "x", [1] * 6)
+    assert one.word == "holds"
+    both = corrected([one, one])
+    assert [f.adjusted for f in both] == [0.0625, 0.0625]
+    assert [f.word for f in both] == ["undecided", "undecided"]
+
+
+def test_summaries() -> None:
+    def those(*words: Word) -> str:
+        return summarize(
+            [Finding("measured", "r", f"t{i}", "it", paired([1])[0], 1, w)
+             for i, w in enumerate(words)]
+        )  # fmt: skip
+
+    assert those("holds", "holds") == "holds"
+    assert those("holds", "not seen") == "holds only under it (t0)"
+    assert those("not seen", "not seen") == "not seen"
+    assert those("opposite", "undecided") == "not seen; the opposite under it (t0)"
+    assert those("undecided", "not seen") == "undecided, 1 of 2 comparisons not seen"
+
+
+# ---------------------------------------------------------------- claims on made-up outcomes
+
+DESIGN = replace(DESIGNS["smoke"], seeds=6, probe_every=2)
+KEYS = tuple(points(DESIGN))
+
+
+def made_up(
+    fails: Callable[[Key], bool],
+    loss: Callable[[Key], float] = lambda key: 0.02,
+    zeta: Callable[[bool], Any] = lambda failed: np.full(12, 0.5),
+    gamma: Callable[[bool], Any] = lambda failed: np.full(12, 0.1),
+) -> Results:
+    """Results of runs that fail at step 20 or not, with probes at every second step."""
+
+    def record(key: Key) -> Record:
+        failed = fails(key)
+        arrays: dict[str, Any] = {
+            "probe_zeta": zeta(failed)[:, None, None],
+            "probe_cos": -zeta(failed)[:, None, None],
+            "probe_gamma_saturated": gamma(failed)[:, None],
+        }
+        meta: Mapping[str, Any] = {
+            "status": "diverged" if failed else "ok",
+            "spikes": [{"step": 20}] if failed else [],
+            "first_bad_step": 20 if failed else None,
+            "eval_loss": loss(key),
+        }
+        return Record("made up", arrays, meta)
+
+    return Results("smoke", DESIGN, {key: record(key) for key in KEYS}, {}, Path("nowhere"))
+
+
+def words_of(verdict: Verdict, **where: str) -> set[Word]:
+    return {
+        f.word
+        for f in verdict.findings
+        if all(getattr(f, name) == value for name, value in where.items())
+    }
+
+
+def test_claim_1_tells_precision_from_the_optimizer() -> None:
+    mx_only = made_up(lambda k: k.arm == "mx" and k.reading == "paper_code" and k.task == "script")
+    verdict = claims_decided.spikes(mx_only)
+    assert words_of(verdict, reading="paper_code", task="script") == {"holds"}
+    assert words_of(verdict, reading="paper_text") == {"not seen", "missing"}
+    shared = claims_decided.spikes(made_up(lambda k: k.lr > 0.1))
+    assert words_of(shared) == {"not seen", "missing"}  # the search has not been run
+    assert "78 fail in both" in shared.findings[0].detail
+
+
+def test_claims_2_to_4_and_11_tell_settings_apart() -> None:
+    deep = claims_decided.sizes(made_up(lambda k: k.condition == "depth 3" and k.arm == "mx"))
+    assert words_of(deep, words="depth", kind="precision-induced") == {"holds"}
+    assert "holds" not in words_of(deep, words="depth", kind="optimizer-driven")
+    assert "holds" not in words_of(deep, words="width")
+    fast = claims_decided.sizes(made_up(lambda k: k.lr > 0.1))
+    assert words_of(fast, words="learning rate", kind="optimizer-driven") == {"holds"}
+    assert "holds" not in words_of(fast, kind="precision-induced")
+    normed = claims_decided.layer_norm(made_up(lambda k: k.condition == "base" and k.arm == "mx"))
+    assert words_of(normed, kind="precision-induced") == {"holds"}
+    gated = claims_decided.activations(made_up(lambda k: k.condition == "swiglu"))
+    assert words_of(gated, kind="optimizer-driven") == {"holds"}
+    assert words_of(gated, kind="precision-induced") == {"not seen"}
+    stable = claims_decided.init_and_optimizer(made_up(lambda k: k.condition == "base"))
+    assert words_of(stable, kind="optimizer-driven") == {"holds"}
+
+
+def test_claim_5_needs_a_change_that_calm_runs_do_not_have() -> None:
+    def fails(key: Key) -> bool:
+        return key.arm == "mx" and key.seed < 3
+
+    def growing(failed: bool) -> Any:
+        return np.geomspace(0.1, 5.0, 12)
+
+    alike = claims_signs.gradient_bias(made_up(fails, zeta=growing))
+    assert not words_of(alike, kind="precision-induced") & {"holds"}
+    verdict = claims_signs.gradient_bias(
+        made_up(fails, zeta=lambda failed: growing(failed) if failed else np.full(12, 0.1))
+    )
+    assert words_of(verdict, kind="precision-induced") == {"holds"}
+    assert words_of(verdict, kind="optimizer-driven") == {"undecided"}
+    assert words_of(verdict, kind="measured") == {"holds"}
+
+
+def test_claim_6_says_in_how_many_runs_and_whether_first() -> None:
+    def gamma(failed: bool) -> Any:
+        return np.linspace(0.1, 0.9, 12) if failed else np.full(12, 0.6)
+
+    verdict = claims_signs.last_bin(made_up(lambda k: k.seed < 3, gamma=gamma))
+    words = "gammas crowd into the last bin first"
+    assert words_of(verdict, words=words, kind="optimizer-driven") == {"holds"}
+    crowd = [f for f in verdict.findings if "half of a layer" in f.words]
+    assert {f.word for f in crowd} == {"holds"}
+    assert crowd[0].estimate.value == 1
+    assert {f.word for f in verdict.findings if "overflowing" in f.words} == {"undecided"}
+
+
+def test_claims_8_to_10_and_the_faults_by_their_schemes() -> None:
+    fp4 = claims_decided.formats(made_up(lambda k: k.arm == "mx" and k.condition == "FP4 E2M1"))
+    assert words_of(fp4, words="FP4 E2M1 against E4M3") == {"holds"}
+    assert "holds" not in words_of(fp4, words="FP6 E2M3 against E4M3")
+    large = claims_decided.block_size(
+        made_up(lambda k: k.arm == "mx" and k.condition == "block 64")
+    )
+    assert words_of(large) == {"holds"}
+    calm = claims_decided.hybrids(made_up(lambda k: False, lambda k: 0.02 + 1e-4 * k.seed))
+    assert words_of(calm) == {"holds"}
+    worse = claims_decided.hybrids(made_up(lambda k: False, lambda k: 1.5 if k.arm == "mx" else 1))
+    assert words_of(worse) == {"not seen"}
+    frozen = made_up(
+        lambda k: k.arm == "mx" and k.condition != "beta trained" and k.reading == "paper_code"
+    )
+    found = claims_decided.faults(frozen)
+    assert {f.word for f in found if f.words == "frozen beta"} == {"holds"}
+    assert {f.word for f in found if f.words == "quantized teacher"} == {"not seen"}
+
+
+def test_claim_12_counts_only_runs_that_fail() -> None:
+    rate = claims_decided.rate_or_precision(made_up(lambda k: k.lr > 0.1))
+    assert words_of(rate) == {"holds"}
+    assert {f.estimate.n for f in rate.findings} == {6 * len(DESIGN.problems)}
+    precision = claims_decided.rate_or_precision(made_up(lambda k: k.arm == "mx"))
+    assert words_of(precision) == {"opposite"}
+    neither = claims_decided.rate_or_precision(made_up(lambda k: False))
+    assert words_of(neither) == {"undecided"}
+
+
+def test_gains_over_the_placebo() -> None:
+    gain = Estimate(90.0, 40.0, 140.0, 10)
+    assert claims_cited.gained(gain, 0.01, 800) == "holds"
+    assert claims_cited.gained(replace(gain, value=-90.0), 0.01, 800) == "opposite"
+    assert claims_cited.gained(replace(gain, high=70.0), 0.3, 800) == "not seen"
+    assert claims_cited.gained(gain, 0.3, 800) == "undecided"
+    assert claims_signs.change(np.array([1.0] * 5 + [3.0] * 3), 8) == 2
+    assert np.isnan(claims_signs.change(np.ones(8), 7))
+
+
+# ---------------------------------------------------------------- a watched pair
+
+
+def test_a_watched_exact_pair_does_not_part_and_is_the_run_itself() -> None:
+    cfg = mxsim.ProxyConfig(width=8, depth=2, batch=8, steps=25, eval_samples=16)
+    record = Watch(cfg, mxsim.scheme("exact"), claims.RULES["script"], 10).run()
+    assert not record.arrays["zeta_script"].any()
+    losses = mxsim.train(cfg, mxsim.scheme("exact")).losses.astype(np.float32)
+    assert np.array_equal(record.arrays["losses"], np.stack([losses, losses], axis=1))
+    assert record.arrays["watch_steps"].tolist() == [0, 10, 20]
+    assert record.arrays["saturated_ln_gamma"].shape == (3, 2, 2)
+    mx = Watch(cfg, mxsim.scheme("paper_code"), claims.RULES["script"], 10).run()
+    assert mx.arrays["zeta_script"].max() > 0
+    assert np.allclose(mx.arrays["zeta"] ** 2, mx.arrays["zeta_script"])
+    share = mx.arrays["saturated_ln_output"][0]
+    assert (share[0] == share[1]).all()  # both start from the same weights
+    assert 0 < share[0].max() < 0.2
+
+
+# ---------------------------------------------------------------- end to end
+
+
+def test_the_page_has_all_claims_with_numbers_and_says_what_is_missing(root: Path) -> None:
+    text = (root / "claims_smoke" / "claims.md").read_text()
+    for number in range(1, 13):
+        assert f"\n## {number}. " in text
+        assert f"\n| {number} | " in text
+    results = claims.load("smoke", root)
+    assert f"{results.runs} runs" in text
+    for study in ("interventions", "touchy_settings", "quantized_edge", "phase_diagrams"):
+        line = next(each for each in text.splitlines() if f"-m studies.{study}" in each)
+        assert "missing" in line
+    assert "python -m studies.claims --tier smoke --page claims.md" in text
+    assert str(root) not in text
+    assert text == page(results, root / "claims_smoke" / "claims.md")
+    for line in text.splitlines():  # a bar in a cell would be a column more
+        if line.startswith("|"):
+            assert line.count("|") in (7, 8)
+
+
+def test_counts_on_the_page_are_the_records_own(root: Path) -> None:
+    results = claims.load("smoke", root)
+    first = claims_decided.spikes(results).findings[0]
+    pairs = [
+        pair
+        for label in results.design.problems
+        for pair in results.pairs("paper_text", TASKS[0], label).values()
+    ]
+    both = sum(
+        results.records[mx].meta["status"] != "ok" and results.records[exact].meta["status"] != "ok"
+        for mx, exact in pairs
+    )
+    assert first.estimate.n == len(pairs) == 2 * len(results.design.problems)
+    assert first.detail.startswith(f"{both} fail in both")
+    assert 0 < both < len(pairs)
+
+
+def test_a_missing_run_is_an_error(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="results are missing"):
+        claims.load("smoke", tmp_path)
