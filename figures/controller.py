@@ -59,7 +59,7 @@ def draw(results: Results, out: Path) -> Path:
             3,
             figsize=(PAGE_WIDTH, 2.6 * len(touchy) + 0.5),
             squeeze=False,
-            gridspec_kw={"width_ratios": (1.1, 1.1, 1)},
+            gridspec_kw={"width_ratios": (1, 1, 1)},
         )
         for row, name in enumerate(touchy):
             trade(axes[row, 0], results, name)
@@ -71,13 +71,13 @@ def draw(results: Results, out: Path) -> Path:
         if len(touchy) > 1:
             later(axes[-1, 2], results)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=8, handletextpad=0.2)
+        figure.legend(handles, labels, loc="lower center", ncol=5, handletextpad=0.2)
         figure.suptitle(
             f"{results.design.seeds} seeds an arm: median loss over exact and mean cost, 95 % "
             "intervals; open: single-signal ablations",
             fontsize=8.5,
         )
-        figure.tight_layout(rect=(0, 0.06, 1, 1))
+        figure.tight_layout(rect=(0, 0.07, 1, 1))
         tier = tier_of(DESIGNS, results.design)
         return saved(figure, out, source(STUDY, tier, results.records.values()))
 
@@ -153,21 +153,19 @@ def later(axis: Axes, results: Results) -> None:
 
 
 def warning(axis: Axes, results: Results) -> None:
-    """AUC of each signal, and the steps before divergence at which it warns."""
+    """Receiver operating curves: diverging runs warned of against false alarms, by signal."""
     axis.set_title(f"warnings: {results.design.watch.name}", fontsize=8)
-    warnings = [w for w in results.warnings if np.isfinite(w.auc)]
-    for i, w in enumerate(reversed(warnings)):
-        axis.barh(i, w.auc, color=SKY, height=0.6)
-        words = f"{w.warned}/{w.diverging}"
-        if w.lead.n:
-            words += f", {w.lead.value:.0f} before"
-        axis.text(0.02, i, words, va="center", fontsize=6)
-    axis.axvline(0.5, color=GREY, linewidth=0.6, linestyle=":")
-    axis.set_xlim(0, 1)
-    axis.set_yticks(range(len(warnings)), [w.signal.replace("_", " ") for w in reversed(warnings)])
-    axis.set_xlabel("AUC; warned, median steps before")
-    if not warnings:
-        axis.text(0.5, 0.5, "all runs end alike", ha="center", transform=axis.transAxes)
+    colours = (GREEN, ORANGE, GREY, PURPLE, BLUE, VERMILION, SKY, BLACK)
+    for colour, w in zip(colours, results.warnings, strict=True):
+        if len(w.roc):
+            words = f"{w.signal.replace('_', ' ')} {w.auc:.2f}"
+            axis.plot(*w.roc.T, color=colour, label=words, linewidth=0.9)
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=0.5, linestyle=":")
+    axis.set_xlabel("false alarms")
+    axis.set_ylabel("diverging runs warned of")
+    axis.set_xlim(-0.03, 1.03)
+    axis.set_ylim(-0.03, 1.03)
+    axis.legend(fontsize=5.5, loc="lower right", labelspacing=0.15, handlelength=1)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxsim.config import ProxyConfig
+from mxsim.config import ProxyConfig, check_config
 from mxsim.layout import as_integer
 from mxsim.ops import round_in_place
 from mxsim.outcome import DivergenceRule
 from mxsim.precision import PrecisionScheme, internal_rounding, precision_of
+from mxsim.proxy import parameter_count
 from mxsim.store import Record, provenance, result_id
 from mxsim.train import Training, start
 
@@ -44,20 +45,26 @@ class Change:
     nudge: int | None = None
 
     def __post_init__(self) -> None:
-        if as_integer("step", self.step, "an integer of at least 0") < 0:
+        object.__setattr__(self, "step", as_integer("step", self.step, "an integer of at least 0"))
+        if self.step < 0:
             raise ValueError(f"step must be at least 0; got {self.step}")
         if self.scheme is not None and not isinstance(self.scheme, PrecisionScheme):
             raise TypeError(f"scheme must be a PrecisionScheme or None; got {self.scheme!r}")
-        if not (isinstance(self.lr_factor, (int, float)) and 0 < self.lr_factor < math.inf):
-            raise ValueError(f"lr_factor must be a finite number above 0; got {self.lr_factor!r}")
-        if self.nudge is not None and as_integer("nudge", self.nudge, "an integer or None") < 0:
-            raise ValueError(f"nudge must be at least 0; got {self.nudge}")
+        factor = self.lr_factor
+        if not isinstance(factor, (int, float, np.floating)) or not 0 < factor < math.inf:
+            raise ValueError(f"lr_factor must be a finite number above 0; got {factor!r}")
+        object.__setattr__(self, "lr_factor", float(factor))
+        if self.nudge is not None:
+            object.__setattr__(self, "nudge", as_integer("nudge", self.nudge, "an integer or None"))
+            if self.nudge < 0:
+                raise ValueError(f"nudge must be at least 0; got {self.nudge}")
 
 
 def apply_change(training: Training, change: Change) -> None:
     """Change a run in progress, between two steps; weights, moments and data stay.
 
-    Raises ValueError unless the run stands before step ``change.step``, and if the scheme does not
+    (Inputs always; targets follow the scheme where it has ``quantized_teacher``.)  Raises
+    ValueError unless the run stands before step ``change.step``, and if the scheme does not
     fit the model.
     """
     if training.step != change.step:
@@ -78,8 +85,13 @@ def switch_scheme(training: Training, scheme: PrecisionScheme) -> None:
     if scheme == training.scheme:
         return
     training.reconfigure(training.config, scheme)
-    if scheme.master_weights == "bf16":
-        rounding = internal_rounding(scheme, training.flat.dtype)
+    round_masters(training)
+
+
+def round_masters(training: Training) -> None:
+    """Round the weights where the scheme keeps its master weights in bf16."""
+    if training.scheme.master_weights == "bf16":
+        rounding = internal_rounding(training.scheme, training.flat.dtype)
         round_in_place(training.flat, "bf16", rounding)
 
 
@@ -90,13 +102,14 @@ def nudge_weights(training: Training, nudge: int) -> None:
     rng = np.random.default_rng(np.random.SeedSequence(training.config.seed, spawn_key=key))
     up = rng.integers(0, 2, flat.size, dtype=np.int8).astype(bool)
     if training.scheme.master_weights == "bf16":
-        # In bits: a float's neighbour of the same sign is the next integer, of bf16 the next
-        # multiple of the bits that it does not have.
-        bits: Array = flat.view(np.int32 if flat.itemsize == 4 else np.int64)
-        unit = 1 << (np.finfo(flat.dtype).nmant - 7)
-        zero = flat == 0
-        bits += np.where(zero | (up == (flat > 0)), unit, -unit).astype(bits.dtype)
-        np.copyto(flat, np.where(up, np.abs(flat), -np.abs(flat)), where=zero)
+        # In bits: a float32's neighbour of the same sign is the next integer, of bf16, whose
+        # numbers are float32's with 16 bits less, the next multiple of 2^16.
+        moved = flat.astype(np.float32)
+        bits: Array = moved.view(np.int32)
+        zero = moved == 0
+        bits += np.where(zero | (up == (moved > 0)), 2**16, -(2**16)).astype(np.int32)
+        np.copyto(moved, np.where(up, np.abs(moved), -np.abs(moved)), where=zero)
+        flat[...] = moved
     else:
         towards = np.where(up, flat.dtype.type(np.inf), flat.dtype.type(-np.inf))
         np.nextafter(flat, towards, out=flat)
@@ -175,7 +188,9 @@ class ChangedRun:
     leads: how many steps before it diverges its state is kept (weights and moments, as
     ``lead_<n>_...`` of its record), if it diverges that late; costs a second run up to there.
     begin: the state to begin from, of the same run before its last changes.  It saves time and
-    changes nothing else: no bit of the result, nor the id.
+    changes nothing else: no bit of the arrays or of the held-out loss, nor the id (but ratios of
+    losses before it are of stored, float32 losses).
+    Raises ValueError or TypeError naming what does not fit.
     """
 
     config: ProxyConfig
@@ -186,6 +201,17 @@ class ChangedRun:
     begin: Snapshot | None = None
 
     def __post_init__(self) -> None:
+        check_config(self.config)
+        if not all(isinstance(change, Change) for change in self.changes):
+            raise TypeError(f"changes must be Change objects; got {self.changes!r}")
+        for lead in self.leads:
+            if as_integer("leads", lead, "integers of at least 1") < 1:
+                raise ValueError(f"leads must be at least 1; got {lead}")
+        if self.begin is not None and self.begin.weights.shape != (parameter_count(self.config),):
+            raise ValueError(
+                f"begin must have {parameter_count(self.config)} weights; got "
+                f"{self.begin.weights.shape}"
+            )
         steps = [change.step for change in self.changes]
         if steps != sorted(steps) or (steps and steps[-1] >= self.config.steps):
             raise ValueError(

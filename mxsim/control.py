@@ -30,7 +30,8 @@ Action = Literal["hold", "escalate", "relax", "roll_back"]
 class Trigger:
     """Ask for more precision when a signal is beyond ``level``.
 
-    - signal: one of DERIVED, or any name that ``observe`` is given.
+    - signal: one of DERIVED, or any name that ``observe`` is given (``Controller.unseen`` says
+      which never were).
     - side: ``above`` or ``below`` the level is trouble.
     - quiet: the level at which it counts as calm again (hysteresis), on the other side of
       ``level`` or equal to it.
@@ -49,6 +50,10 @@ class Trigger:
 
     def __post_init__(self) -> None:
         choose("side", self.side, ("above", "below"))
+        for name in ("level", "quiet"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number; got {value!r}")
         if as_integer("persist", self.persist, "an integer of at least 1") < 1:
             raise ValueError(f"persist must be at least 1; got {self.persist}")
         if math.isnan(self.level) or math.isnan(self.quiet) or self._beyond(self.quiet):
@@ -79,13 +84,14 @@ class Policy:
     - lock: steps after a move in which no other is made (but for what is not finite).
     - calm: steps in a row in which all triggers were quiet, before one rung is given back; None:
       never.
-    - budget: the largest share of the steps so far, counted from ``warmup`` or one lock interval on
-      if that is later, that may be spent above the first rung; escalation beyond it is refused and
-      logged, and the first rung comes back.  None: no limit.
+    - budget: the largest share of the steps so far (of ``warmup``, if more) that may be spent
+      above the first rung.  To leave that there must be room for a whole lock interval, or it is
+      refused and logged; a spent budget brings it back, whatever the lock.  A rollback costs none.
+      None: no limit.
     - window: observations in the running medians and means.
     - warmup: steps before which no trigger counts, as references have yet to settle.
-    - save_every: steps between states to be kept; one counts as good when that many further steps
-      have passed without a trigger.  None: nothing is kept, nothing rolled back.
+    - save_every: steps between states to be kept; one counts as good when for that many further
+      steps all triggers were quiet.  None: nothing is kept, nothing rolled back.
     - rollbacks: how many there may be in a run.
 
     Raises ValueError or TypeError naming the field, its value and what is allowed.
@@ -103,8 +109,11 @@ class Policy:
     rollbacks: int = 5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ladder", tuple(self.ladder))
-        object.__setattr__(self, "triggers", tuple(self.triggers))
+        for name, kind in (("ladder", str), ("triggers", Trigger)):
+            values = getattr(self, name)
+            if isinstance(values, str) or not all(isinstance(value, kind) for value in values):
+                raise TypeError(f"{name} must be a sequence of {kind.__name__}; got {values!r}")
+            object.__setattr__(self, name, tuple(values))
         if not self.ladder or len(set(self.ladder)) < len(self.ladder):
             raise ValueError(f"ladder must have rungs of different names; got {self.ladder}")
         for name, least in (("first", 0), ("lock", 0), ("window", 2), ("warmup", 0)):
@@ -159,8 +168,10 @@ class _State:
     norms: list[float] = field(default_factory=list)
     reference: float | None = None  # lowest running median of the loss
     streaks: list[int] = field(default_factory=list)  # by trigger
+    quiet: list[bool | None] = field(default_factory=list)  # when last seen, if ever
     candidate: int | None = None  # a kept state that has yet to prove good
     good: int | None = None
+    references: dict[str, float | None] = field(default_factory=dict)  # at the kept states
     rollbacks: int = 0
 
 
@@ -168,18 +179,19 @@ class Controller:
     """Follows a Policy through one run: ``observe`` after every step.
 
     Deterministic: the same numbers give the same decisions.  ``state()`` is plain JSON data from
-    which ``Controller(policy, state)`` goes on as if nothing had happened.  ``log`` has every
-    decision that did something or was refused.
-    Raises ValueError for a state of another policy.
+    which ``Controller(policy, state)`` goes on as if nothing had happened.  ``log`` has every move,
+    and of refusals in a row (of a spent budget, at the top of the ladder) the first.
+    Losses are taken to be positive.  Raises ValueError for a state of another policy.
     """
 
     def __init__(self, policy: Policy, state: Mapping[str, Any] | None = None) -> None:
         self.policy = policy
         self.log: list[Decision] = []
         self.seen: Mapping[str, float] = {}  # the signals of the last observation, derived ones too
-        self._s = _State(policy.first, streaks=[0] * len(policy.triggers))
+        count = len(policy.triggers)
+        self._s = _State(policy.first, streaks=[0] * count, quiet=[None] * count)
         if state is not None:
-            if state["policy"] != _plain(policy):
+            if state.get("policy") != _plain(policy):
                 raise ValueError("state must be of the same policy")
             self._s = _State(**state["now"])
             self.log = [Decision(**{**d, "kept": tuple(d["kept"])}) for d in state["log"]]
@@ -188,6 +200,12 @@ class Controller:
     def rung(self) -> str:
         """The precision for the next step."""
         return self.policy.ladder[self._s.rung]
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Signals of triggers that have never been given: a misspelt name, say."""
+        pairs = zip(self.policy.triggers, self._s.quiet, strict=True)
+        return tuple(trigger.signal for trigger, quiet in pairs if quiet is None)
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain JSON data."""
@@ -199,9 +217,16 @@ class Controller:
         """The decision after step ``step``, from its loss, gradient norm and further signals.
 
         Signals that a trigger names and that are not given this time (a probe every k steps) leave
-        that trigger as it was.  Raises ValueError if ``step`` does not grow.
+        that trigger as it was.  Raises ValueError if ``step`` does not grow or a signal is named as
+        a derived one, TypeError for what is no number; then nothing is remembered.
         """
         p, s = self.policy, self._s
+        step = as_integer("step", step, "an integer")
+        loss, grad_norm = _number("loss", loss), _number("grad_norm", grad_norm)
+        signals = {name: _number(name, value) for name, value in signals.items()}
+        for name in DERIVED:
+            if name in signals:
+                raise ValueError(f"{name} is worked out by the controller; got {signals[name]}")
         if step <= s.step:
             raise ValueError(f"step must grow; got {step} after {s.step}")
         elapsed = step - s.step
@@ -252,6 +277,7 @@ class Controller:
                 continue
             beyond = step >= self.policy.warmup and trigger.fires(seen[trigger.signal])
             s.streaks[i] = s.streaks[i] + 1 if beyond else 0
+            s.quiet[i] = trigger.is_quiet(seen[trigger.signal])
             if s.streaks[i] >= trigger.persist:
                 firing.append(i)
         return firing
@@ -263,13 +289,13 @@ class Controller:
     ) -> Decision:
         p, s = self.policy, self._s
         if not finite:
+            s.candidate = None
             return self._escalate(step, "loss or gradient norm is not finite", True, True)
-        watched = [(t, seen[t.signal]) for t in p.triggers if t.signal in seen]
-        s.quiet_for = s.quiet_for + elapsed if all(t.is_quiet(v) for t, v in watched) else 0
+        s.quiet_for = 0 if False in s.quiet else s.quiet_for + elapsed
+        if firing or not s.quiet_for:  # what was kept last does not prove good
+            s.candidate = None
         locked = s.moved is not None and step - s.moved < p.lock
         dear = s.rung > p.first
-        if dear and not locked and not self._affordable(step):
-            return self._move(step, "relax", p.first, f"budget of {p.budget:.0%} is spent")
         if firing and not locked:
             worst = [p.triggers[i] for i in firing]
             reason = ", ".join(
@@ -279,21 +305,24 @@ class Controller:
             )
             back, top = any(t.roll_back for t in worst), any(t.to_top for t in worst)
             return self._escalate(step, reason, back, top)
+        if dear and not self._affordable(step, 1):
+            return self._move(step, "relax", p.first, f"budget of {p.budget:.0%} is spent")
         if dear and not locked and p.calm is not None and s.quiet_for >= p.calm:
             return self._move(step, "relax", s.rung - 1, f"quiet for {s.quiet_for} steps")
         return self._hold(step, bool(firing))
 
-    def _affordable(self, step: int) -> bool:
+    def _affordable(self, step: int, more: int) -> bool:
+        """Whether ``more`` steps above the first rung stay within the budget all the while."""
         p, s = self.policy, self._s
-        since = max(step + 1, p.warmup, p.lock, 1)
-        return p.budget is None or s.dear_steps <= p.budget * since
+        since = max(step + 2, p.warmup)  # steps so far, the next one included
+        return p.budget is None or s.dear_steps + more <= p.budget * since
 
     def _escalate(self, step: int, reason: str, back: bool, top: bool) -> Decision:
         p, s = self.policy, self._s
         last = len(p.ladder) - 1
         rung = last if top else min(s.rung + 1, last)
-        if not self._affordable(step):
-            rung, reason = s.rung, f"{reason}; budget of {p.budget:.0%} is spent"
+        if not self._affordable(step, 1 if s.rung > p.first else max(p.lock, 1)):
+            rung, reason = p.first, f"{reason}; budget of {p.budget:.0%} is spent"
         restore = None
         if back and p.save_every is not None:
             if s.good is None:
@@ -304,12 +333,14 @@ class Controller:
                 restore, s.candidate = s.good, None
                 s.rollbacks += 1
                 s.losses, s.norms = [], []  # of a stretch that is undone
+                s.reference = s.references[str(restore)]
         if rung == s.rung and restore is None:
             s.quiet_for = 0
             return self._decision(step, "hold", f"{reason}; already at {self.rung}" * self._news())
-        return self._move(
-            step, "escalate" if restore is None else "roll_back", rung, reason, restore
-        )
+        action: Action = "roll_back"
+        if restore is None:
+            action = "escalate" if rung > s.rung else "relax"
+        return self._move(step, action, rung, reason, restore)
 
     def _news(self) -> bool:
         """Whether a refusal is worth a line: the first since the last move."""
@@ -328,12 +359,11 @@ class Controller:
         p, s = self.policy, self._s
         save = False
         if p.save_every is not None:
-            if firing or s.quiet_for == 0:
-                s.candidate = None
             if s.candidate is not None and step - s.candidate >= p.save_every:
                 s.good, s.candidate = s.candidate, None
-            if s.candidate is None and s.quiet_for and step + 1 >= p.warmup:
+            if s.candidate is None and s.quiet_for and not firing and step + 1 >= p.warmup:
                 s.candidate, save = step, True
+                s.references[str(step)] = s.reference
         return self._decision(step, "hold", "", save=save)
 
     def _decision(
@@ -342,7 +372,15 @@ class Controller:
         s = self._s
         kept: Iterable[int | None] = (s.good, s.candidate)
         numbers = tuple(number for number in kept if number is not None)
+        s.references = {key: r for key, r in s.references.items() if int(key) in numbers}
         return Decision(step, action, self.rung, reason, save, restore, numbers)
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number; got {value!r}") from None
 
 
 def _over(value: float, history: list[float]) -> float:

@@ -16,13 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxsim.changes import Snapshot, restore_state, snapshot_from, snapshot_of, switch_scheme
+from mxsim.changes import (
+    Snapshot,
+    restore_state,
+    round_masters,
+    snapshot_from,
+    snapshot_of,
+    switch_scheme,
+)
 from mxsim.checkpoint import parts_of, training_of
-from mxsim.config import ProxyConfig
+from mxsim.config import ProxyConfig, check_config
 from mxsim.control import DERIVED, Controller, Policy
 from mxsim.data import held_out, make_teacher
+from mxsim.formats import choose
 from mxsim.gemm_cost import step_cost
 from mxsim.interventions import INTERVENTIONS
+from mxsim.layout import as_integer
 from mxsim.outcome import DivergenceRule
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import evaluate
@@ -70,11 +79,25 @@ class ControlledRun:
     rule: DivergenceRule = DivergenceRule()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
+        check_config(self.config)
         names = tuple(name for name, _ in self.ladder)
         if names != self.policy.ladder:
             raise ValueError(
                 f"ladder must have the policy's rungs {self.policy.ladder}; got {names}"
             )
+
+        every = self.probe_every
+        if every is not None and as_integer("probe_every", every, "an integer or None") < 1:
+            raise ValueError(f"probe_every must be at least 1; got {every}")
+        if not 0 <= as_integer("exact_until", self.exact_until, "an integer") <= self.policy.warmup:
+            raise ValueError(
+                f"exact_until must be from 0 to the policy's warmup ({self.policy.warmup}); got "
+                f"{self.exact_until}"
+            )
+        measured = [*DERIVED, *SIGNALS[:3]] + ["zeta", "cos"] * bool(every)
+        measured += ["margin"] * bool(every and self.margin)
+        for trigger in self.policy.triggers:
+            choose("signal of a trigger", trigger.signal, tuple(measured))
 
     @cached_property
     def id(self) -> str:
@@ -128,6 +151,8 @@ class Controlled:
     def advance(self, steps: int | None = None) -> Controlled:
         """Do ``steps`` more steps, by default all; returns self."""
         training = self.training
+        if steps is not None and as_integer("steps", steps, "an integer") < 0:
+            raise ValueError(f"steps must be at least 0; got {steps}")
         stop = training.config.steps if steps is None else training.step + steps
         with one_blas_thread(), np.errstate(all="ignore"):
             while not training.ended and training.step < stop:
@@ -172,12 +197,13 @@ class Controlled:
             training.step += 1
             training.optimizer.updates += 1
         restore_state(training, self.kept[number])
+        round_masters(training)
 
     def record(self) -> Record:
         """The record of the ended run; ValueError while steps are left."""
         task, run = self.task, self.training.finish()
         with np.errstate(all="ignore"), one_blas_thread():
-            x, y = held_out(task.config, make_teacher(task.config, task.ladder[0][1]))
+            x, y = held_out(task.config, make_teacher(task.config, run.scheme))
             exact = evaluate(run.params, x, y, task.config, PrecisionScheme())
         arrays: dict[str, Array] = {"losses": run.losses, "grad_norms": run.grad_norms}
         arrays |= self.series

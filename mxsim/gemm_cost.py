@@ -43,6 +43,15 @@ def step_cost(scheme: PrecisionScheme, cfg: ProxyConfig) -> float:
     for block in range(cfg.depth):
         for layer, size in flops.items():
             for operands in GEMMS:
-                formats = [scheme.at(f"{layer}_{operand}", block).format for operand in operands]
+                formats = [operand_format(scheme, layer, operand, block) for operand in operands]
                 total += size / min(RATES.get(name, 1.0) for name in formats)
     return total / (len(GEMMS) * cfg.depth * sum(flops.values()))
+
+
+def operand_format(scheme: PrecisionScheme, layer: str, operand: str, block: int) -> str:
+    """The format in which an operand reaches its GEMM; a reused copy has the forward pass's."""
+    own = scheme.at(f"{layer}_{operand}", block).format
+    forward = {"dgrad_w": "fprop_w", "wgrad_x": "fprop_x"}.get(operand)
+    if own == "exact" and forward and scheme.backward_operands == "reuse":
+        return scheme.at(f"{layer}_{forward}", block).format
+    return own

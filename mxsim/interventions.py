@@ -82,11 +82,13 @@ def _stochastic(value: SiteFormat) -> SiteFormat:
 
 
 def _quarter(value: SiteFormat) -> SiteFormat:
-    """A quarter of the block (32 -> 8, and 4 for NVFP4's 16); other shapes stay."""
+    """A quarter of the block (32 -> 8, 16 x 16 -> 8 x 8); one scale a tensor stays."""
     if value.format not in FORMATS:
         return value
     size = value.block_size or FORMATS[value.format].block_size
-    return replace(value, block_size=size // 4) if isinstance(size, int) and size >= 4 else value
+    if isinstance(size, tuple):
+        return replace(value, block_size=(max(size[0] // 2, 1), max(size[1] // 2, 1)))
+    return replace(value, block_size=max(size // 4, 1)) if isinstance(size, int) else value
 
 
 def _activations(*operands: str) -> Callable[[PrecisionScheme], PrecisionScheme]:
@@ -112,7 +114,13 @@ def _layer_norm(scheme: PrecisionScheme) -> PrecisionScheme:
 
 def _exact_backward(scheme: PrecisionScheme) -> PrecisionScheme:
     exact = each_site(scheme, BACKWARD, lambda _: EXACT)
-    return replace(exact, backward=Internals(), backward_operands="requantize", hadamard="none")
+    return replace(
+        exact,
+        backward=Internals(),
+        backward_operands="requantize",
+        hadamard="none",
+        gradients="exact",
+    )
 
 
 def _activation_function(scheme: PrecisionScheme) -> PrecisionScheme:
@@ -132,7 +140,11 @@ def _small_blocks(scheme: PrecisionScheme) -> PrecisionScheme:
 
 
 def _rotated(scheme: PrecisionScheme) -> PrecisionScheme:
-    return replace(scheme, hadamard="random")
+    wgrad = [site for site in GEMM_SITES if "wgrad" in site]
+    values = [getattr(scheme, site) for site in wgrad]
+    values += [value for _, site, value in scheme.overrides if site in wgrad]
+    nothing = all(value == EXACT for value in values)  # exact operands are not rotated
+    return scheme if nothing else replace(scheme, hadamard="random")
 
 
 PAPER = "Su et al. 2025"

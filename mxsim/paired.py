@@ -17,6 +17,7 @@ from mxsim.bias import bias_of
 from mxsim.config import ProxyConfig
 from mxsim.layout import as_integer
 from mxsim.precision import PrecisionScheme
+from mxsim.threads import one_blas_thread
 from mxsim.train import Training, start, uninterrupted
 
 Floats = NDArray[np.float64]
@@ -82,9 +83,10 @@ class PairedRun:
         count = self.config.steps if steps is None else as_integer("steps", steps, "an integer")
         if count < 0:
             raise ValueError(f"steps must be at least 0; got {count}")
-        for _ in range(min(count, self.config.steps - self.step)):
-            with uninterrupted():  # Ctrl-C must not leave some a step ahead of the others
-                self._rows.append(self._measured_step())
+        with one_blas_thread():  # the distances, too: same bits, and no threads that spin
+            for _ in range(min(count, self.config.steps - self.step)):
+                with uninterrupted():  # Ctrl-C must not leave some a step ahead of the others
+                    self._rows.append(self._measured_step())
         return self
 
     def _measured_step(self) -> Floats:

@@ -1,7 +1,7 @@
 """Times to an event, some of them censored: survival curves and tests, paired and unpaired.
 
 Curves and the log-rank test are scipy's; the choice that is ours is the paired test: arms that
-share seeds are compared within each seed, by the sign-flip permutation test on restricted times.
+share seeds are compared within each seed, by exchanging which of its runs is called treated.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from mxsim.stats import CONFIDENCE, share
 
 Array = NDArray[np.float64]
 
-PERMUTATIONS = 20_000  # above 14 seeds signs are sampled, below all are enumerated
+PERMUTATIONS = 20_000
 
 
 @dataclass(frozen=True)
@@ -89,23 +88,35 @@ def restricted(times: Sequence[Time], horizon: float) -> Array:
     return np.array([min(t.steps, horizon) for t in times], np.float64)
 
 
-def paired_permutation(differences: Sequence[float]) -> float:
-    """Two-sided p-value that the mean of paired differences is 0, by flipping their signs.
+def exchange_test(treated: ArrayLike, controls: ArrayLike) -> float:
+    """Two-sided p-value that, within a seed, the treated run might be any of its runs.
 
-    All 2^n signs up to n = 14, else 20000 random ones (seeded) and the observed.  1 for n = 0.
+    treated: (seeds,); controls: (seeds, replicates).  The statistic is the mean over seeds of the
+    treated run minus the mean of its controls; exchanged at random within each seed, 20000 times
+    (seeded), the observed assignment counted among them, so that it is never 0.  1 for no seeds.
+    Raises ValueError for NaN or where the shapes do not fit.
     """
-    d = np.asarray(differences, np.float64)
-    if not len(d):
+    own, others = np.asarray(treated, np.float64), np.asarray(controls, np.float64)
+    if own.ndim != 1 or others.ndim != 2 or len(own) != len(others) or not others.shape[1]:
+        raise ValueError(
+            f"treated must be (seeds,), controls (seeds, replicates); got {own.shape} and "
+            f"{others.shape}"
+        )
+    if np.isnan(own).any() or np.isnan(others).any():
+        raise ValueError("treated and controls must not hold NaN")
+    if not len(own):
         return 1.0
-    if len(d) <= 14:
-        signs = np.array(list(product((1.0, -1.0), repeat=len(d))))
-    else:
-        rng = np.random.default_rng(0)
-        signs = np.where(rng.integers(0, 2, (PERMUTATIONS, len(d))) > 0, 1.0, -1.0)
-        signs[0] = 1.0
-    means = np.abs(signs @ d)
+    runs = np.column_stack([own, others])
+    total, k = runs.sum(axis=1, keepdims=True), others.shape[1]
+    # Each run's difference to the mean of the others, were it the treated one.
+    differences = runs - (total - runs) / k
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, k + 1, (PERMUTATIONS, len(runs)))
+    sums = np.abs(differences[np.arange(len(runs)), chosen].sum(axis=1))
+    observed = abs(differences[:, 0].sum())
     # Equal in exact arithmetic may differ by rounding: a tie counts as at least as large.
-    return float(np.mean(means >= means[0] * (1 - 1e-9)))
+    at_least = int((sums >= observed - 1e-9 * np.abs(runs).sum()).sum())
+    return (at_least + 1) / (PERMUTATIONS + 1)
 
 
 def _censored(times: Sequence[Time]) -> stats.CensoredData:

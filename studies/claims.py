@@ -341,7 +341,7 @@ def main(arguments: Arguments) -> int:
         each = cost_of(seen[0].config, seen[0].scheme).total
         console.print(f"and {len(seen)} watched pairs, about {in_words(2 * each)} each")
         return 0
-    if not execute([*seen, *wanted], store, arguments, console):
+    if not execute([*wanted, *seen], store, arguments, console):
         return 1
     page = arguments.page or store.folder / "claims.md"
     console.print(f"page: {write_page(load(arguments.tier, arguments.results), page)}")

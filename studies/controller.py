@@ -52,6 +52,7 @@ Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
 STUDY = "controller"
 GOAL_LOSS, GOAL_CHEAP = 1.02, 0.8
+LAST = 100  # steps before a divergence in which a warning counts
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,17 @@ class Row:
 class Warning_:
     """A signal over the watched runs of one setting: does its extreme foretell a divergence?
 
-    auc: chance that a diverging run's extreme (before its divergence) is beyond that of one that
-    does not diverge.  level: what 90 % of the latter stay within.  warned: diverging runs that go
-    beyond it before they diverge; lead: how many steps before, the first time.
+    Extremes are over the steps before the divergence; of a run that does not diverge, over as many
+    steps as the median of those that do, so that no one is looked at for longer.
+    roc: (false, true) positive rates over all levels; auc: its area.  level: what 90 % of the runs
+    that do not diverge stay within (the same runs, so that it flatters).  warned: diverging runs
+    that go beyond it in their last LAST steps; lead: how many steps before, the first time there.
     """
 
     signal: str
     diverging: int
     stable: int
+    roc: Array
     auc: float
     level: float
     warned: int
@@ -263,34 +267,37 @@ def warning_of(signal: str, records: Sequence[Record], setting: Setting) -> Warn
     """What a signal, watched and not acted on, says about the runs to come."""
     sign = -1.0 if signal in BELOW else 1.0
     begin = max(LIMITS.warmup, setting.switch)
-    diverging: list[float] = []
-    calm: list[float] = []
-    series: list[Array] = []
-    for record in records:
-        bad = record.meta["first_bad_step"]
-        values = sign * record.arrays[signal][begin : None if bad is None else max(bad, begin)]
+    bad_steps = [r.meta["first_bad_step"] for r in records]
+    known = [bad for bad in bad_steps if bad is not None]
+    typical = int(np.median(known)) if known else None
+    diverging: list[Array] = []
+    calm: list[Array] = []
+    for record, bad in zip(records, bad_steps, strict=True):
+        stop = typical if bad is None else bad
+        values = sign * record.arrays[signal][begin : None if stop is None else max(stop, begin)]
         values = np.where(np.isnan(values), -np.inf, values)
-        if not np.isfinite(values).any():
-            continue
-        (calm if bad is None else diverging).append(float(values.max()))
-        if bad is not None:
-            series.append(values)
-    level = float(np.quantile(calm, 0.9)) if calm else np.nan
-    crossings = [np.flatnonzero(values > level) for values in series]
-    leads = np.array(
-        [len(v) - int(c[0]) for v, c in zip(series, crossings, strict=True) if len(c)], float
-    )
-    auc = np.nan
+        if np.isfinite(values).any():
+            (calm if bad is None else diverging).append(values)
+    highest = [np.array([v.max() for v in side]) for side in (calm, diverging)]
+    level = float(np.quantile(highest[0], 0.9)) if calm else np.nan
+    crossings = [(v[-LAST:], np.flatnonzero(v[-LAST:] > level)) for v in diverging]
+    leads = [float(len(v) - c[0]) for v, c in crossings if len(c)]
+    roc, auc = np.empty((0, 2)), np.nan
     if diverging and calm:
-        auc = float(mannwhitneyu(diverging, calm).statistic) / (len(diverging) * len(calm))
+        levels = np.unique(np.concatenate(highest))[::-1]
+        rates = [[np.mean(side >= each) for side in highest] for each in levels]
+        roc = np.array([[0.0, 0.0], *rates])
+        pairs = len(diverging) * len(calm)
+        auc = float(mannwhitneyu(highest[1], highest[0]).statistic) / pairs
     return Warning_(
         signal,
         len(diverging),
         len(calm),
+        roc,
         auc,
         sign * level,
         len(leads),
-        median_over_seeds(leads),
+        median_over_seeds(np.array(leads)),
     )
 
 
@@ -331,7 +338,8 @@ def print_tables(results: Results, console: Console) -> None:
     diverging, others = results.warnings[0].diverging, results.warnings[0].stable
     table = Table(
         title=f"{results.design.watch.name}: signals of {diverging} diverging and {others} other "
-        "runs under MX; the level is what 90 % of the others stay within",
+        "runs under MX; the level is what 90 % of the others stay within; warned: beyond it in "
+        f"the last {LAST} steps",
         title_justify="left",
     )
     for each in ("signal", "AUC", "level", "warned", "steps before [95 %]"):

@@ -130,14 +130,13 @@ def test_the_budget_bounds_the_share_of_dear_steps() -> None:
         dear.append(controller.rung != "e4m3")
         controller.observe(t, loss, 1.0)
     shares = np.cumsum(dear) / np.arange(1, len(dear) + 1)
-    assert shares[50:].max() < 0.1 + policy.lock / 50
-    assert shares[-1] <= 0.1 + (policy.lock + 1) / len(dear)
+    assert 0.08 < shares[-1] <= shares.max() <= 0.1
     assert any("budget of 10% is spent" in d.reason for d in controller.log)
 
 
 def test_it_goes_on_from_its_state_as_if_nothing_had_happened() -> None:
     rng = np.random.default_rng(0)
-    losses = np.exp(rng.normal(0, 0.6, 300)).tolist()
+    losses = np.exp(rng.normal(0, 0.45, 300)).tolist()
     back = Trigger("loss_ratio", 3.0, 1.5, roll_back=True)
     policy = Policy(LADDER, (back, Trigger("cos", 0.2, 0.4, "below")), lock=3, calm=2, window=4,
                     warmup=8, save_every=6)  # fmt: skip
@@ -145,8 +144,8 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_happened() -> None:
     for t, loss in enumerate(losses):
         if t == 150:
             half = Controller(policy, json.loads(json.dumps(half.state())))
-        first = whole.observe(t, loss, loss, cos=math.sin(t))
-        assert half.observe(t, loss, loss, cos=math.sin(t)) == first
+        first = whole.observe(t, loss, loss, cos=math.sin(t / 15))
+        assert half.observe(t, loss, loss, cos=math.sin(t / 15)) == first
     assert whole.log == half.log
     assert {d.action for d in whole.log} >= {"escalate", "relax", "roll_back"}
     with pytest.raises(ValueError, match="state must be of the same policy"):
@@ -192,3 +191,88 @@ def test_bad_triggers_and_steps_are_refused() -> None:
     controller.observe(3, 1.0, 1.0)
     with pytest.raises(ValueError, match="step must grow; got 3 after 3"):
         controller.observe(3, 1.0, 1.0)
+
+
+def test_a_budget_of_nothing_is_never_exceeded_but_states_are_put_back() -> None:
+    back = Trigger("loss_ratio", 3.0, 1.5, roll_back=True)
+    policy = Policy(LADDER, (back,), lock=5, budget=0.0, window=4, warmup=8, save_every=4)
+    found = drive(policy, [1.0] * 30 + [5.0] + [1.0] * 10)
+    assert {d.rung for d in found} == {"e4m3"}
+    assert moves(found) == [(30, "roll_back", "e4m3")]
+
+
+def test_the_restored_state_is_not_taken_for_a_spike() -> None:
+    """The loss falls; what it had fallen to since the state was kept is undone with it."""
+    back = Trigger("loss_ratio", 3.0, 1.5, roll_back=True)
+    policy = Policy(("a", "b"), (back,), lock=10, window=10, warmup=10, save_every=40, calm=None)
+    controller = Controller(policy)
+    progress, moved = 0, []
+    kept = {}
+    for t in range(400):
+        loss = math.exp(-progress / 30) * (20 if t == 180 else 1)
+        decision = controller.observe(t, loss, 1.0)
+        progress += 1
+        if decision.save:
+            kept[t] = progress
+        if decision.restore is not None:
+            progress = kept[decision.restore]
+            moved.append((t, decision.restore))
+    assert len(moved) == 1
+    assert moved[0][0] == 180
+
+
+def test_a_probe_that_was_not_quiet_is_not_forgotten_between_probes() -> None:
+    trigger = Trigger("zeta", 2.0, 1.0)
+    policy = Policy(("a", "b"), (trigger,), lock=0, calm=10, warmup=0)
+    controller = Controller(policy)
+    for t in range(100):
+        signals = {"zeta": 5.0 if t < 41 else 0.5} if t % 20 == 0 else {}
+        controller.observe(t, 1.0, 1.0, **signals)
+    assert [(d.step, d.action) for d in controller.log if d.action != "hold"] == [
+        (0, "escalate"),
+        (69, "relax"),  # quiet from the probe at 60 on
+    ]
+
+
+def test_what_was_kept_before_a_trigger_does_not_prove_good() -> None:
+    triggers = (Trigger("zeta", 2.0, 1.0), Trigger("loss_ratio", 3.0, 2.0, roll_back=True))
+    policy = Policy(("a", "b"), triggers, lock=0, calm=3, warmup=0, save_every=20, window=4)
+    controller = Controller(policy)
+    for t in range(24):
+        zeta = 5.0 if t == 15 else 0.5
+        controller.observe(t, 1.0, 1.0, zeta=zeta)
+    last = controller.observe(24, 9.0, 1.0, zeta=0.5)
+    assert last.restore is None
+    assert "no good state to go back to" in last.reason
+
+
+def test_state_is_json_whatever_the_numbers_are() -> None:
+    controller = Controller(POLICY)
+    for t in range(12):
+        controller.observe(np.int64(t), np.float32(1.5), np.float32(2), other=np.float32(1))  # type: ignore[arg-type]
+    again = Controller(POLICY, json.loads(json.dumps(controller.state())))
+    assert again.state() == controller.state()
+
+
+def test_a_misspelt_signal_is_seen_not_to_be_given() -> None:
+    controller = Controller(Policy(LADDER, (LOUD, Trigger("zta", 1.0, 1.0))))
+    controller.observe(0, 1.0, 1.0, zeta=3.0)
+    assert controller.unseen == ("zta",)
+
+
+def test_a_refused_observation_is_not_remembered() -> None:
+    controller = Controller(POLICY)
+    with pytest.raises(TypeError, match="loss must be a number; got None"):
+        controller.observe(0, None, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="loss_ratio is worked out by the controller; got 50"):
+        controller.observe(0, 1.0, 1.0, loss_ratio=50.0)
+    assert controller.observe(0, 1.0, 1.0).action == "hold"
+
+
+def test_kinds_of_fields_are_checked() -> None:
+    with pytest.raises(TypeError, match="ladder must be a sequence of str; got 'abc'"):
+        Policy("abc")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="triggers must be a sequence of Trigger"):
+        Policy(LADDER, ("loss",))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="level must be a number; got '1'"):
+        Trigger("zeta", "1", 1.0)  # type: ignore[arg-type]

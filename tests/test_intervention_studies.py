@@ -127,7 +127,7 @@ def test_arms_are_compared_with_the_placebo_of_the_same_seed() -> None:
     full, same = found[50, "full_precision"], found[50, "rceil"]
     assert full.outcomes == {"averted": 4, "delayed": 0, "no effect": 0, "hastened": 0}
     assert full.gain.value == pytest.approx(100 - np.mean([50, 51, 52, 53]))
-    assert full.paired == 2 / 16
+    assert full.paired == pytest.approx(1 / 3**4, abs=0.004)
     assert same.gain.value == 0
     assert same.paired == 1
     assert full.q == pytest.approx(min(1.0, full.paired * (len(interventions.arms(design)) - 2)))
@@ -148,8 +148,11 @@ def test_a_signal_that_foretells_has_an_auc_of_one_and_a_lead() -> None:
     setting = Setting("made up", DOOMED, mxsim.scheme("all_e2m1"))
     found = warning_of("zeta", records, setting)
     assert (found.diverging, found.stable, found.auc, found.warned) == (2, 10, 1.0, 2)
-    assert found.level == pytest.approx(1.0)
+    assert found.level == pytest.approx(249 / 399)  # to the median divergence, step 250
     assert found.lead.value == 30
+    assert found.roc[0].tolist() == [0, 0]
+    assert found.roc[-1].tolist() == [1, 1]
+    assert [0.0, 1.0] in found.roc.tolist()  # both warned of without a false alarm
     falling = [record(first_bad_step=None, arrays={"cos": 1 - v}) for v in quiet]
     falling += [record(first_bad_step=bad, arrays={"cos": 1 - v}) for bad, v in loud]
     assert warning_of("cos", falling, setting).auc == 1.0

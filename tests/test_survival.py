@@ -1,12 +1,12 @@
 """Survival curves against a product by hand, tests against enumeration and simulation."""
 
-from itertools import permutations
+from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from mxsim.survival import Time, log_rank, paired_permutation, restricted, survival_curve
+from mxsim.survival import Time, exchange_test, log_rank, restricted, survival_curve
 
 
 def test_kaplan_meier_is_the_product_of_conditional_shares() -> None:
@@ -60,20 +60,38 @@ def test_restricted_times_stop_at_the_horizon() -> None:
     np.testing.assert_array_equal(restricted(times, 30), [3, 30, 20])
 
 
-def test_the_paired_test_counts_signs() -> None:
-    """Of the 16 signs of (1, 2, 3, 4) two have a mean as far from 0; with -1, four have."""
-    assert paired_permutation([1, 2, 3, 4]) == 2 / 16
-    assert paired_permutation([-1, 2, 3, 4]) == 4 / 16
-    assert paired_permutation([0.1, 0.2, -0.3]) == 1.0
-    assert paired_permutation([]) == 1.0
-    values = {paired_permutation(list(order)) for order in permutations((1.0, -5.0, 2.5))}
-    assert len(values) == 1
+def test_the_exchange_test_counts_assignments() -> None:
+    """One control a seed: of the 16 assignments of differences 1, 2, 3, 4 two are as extreme."""
+    p = exchange_test([1, 2, 3, 4], [[0], [0], [0], [0]])
+    assert p == pytest.approx(2 / 16, abs=0.01)
+    assert p == exchange_test([1, 2, 3, 4], [[0], [0], [0], [0]])
+    assert exchange_test([5, 5], [[5, 5, 5], [5, 5, 5]]) == 1
+    assert exchange_test(np.empty(0), np.empty((0, 3))) == 1
 
 
-def test_many_pairs_are_sampled_and_agree_with_the_normal_approximation() -> None:
-    rng = np.random.default_rng(1)
-    differences = rng.normal(0.4, 1.0, 60)
-    z = differences.sum() / np.sqrt((differences**2).sum())
-    p = paired_permutation(differences.tolist())
-    assert p == pytest.approx(2 * stats.norm.sf(abs(z)), abs=0.01)
-    assert p == paired_permutation(differences.tolist())
+def test_the_exchange_test_against_enumeration() -> None:
+    rng = np.random.default_rng(3)
+    runs = rng.integers(0, 6, (4, 4)).astype(float)  # ties among them
+    statistic = []
+    for chosen in product(range(4), repeat=4):
+        parts = [row[c] - np.delete(row, c).mean() for row, c in zip(runs, chosen, strict=True)]
+        statistic.append(abs(sum(parts)))
+    exact = np.mean(np.array(statistic) >= statistic[0] - 1e-9)
+    assert exchange_test(runs[:, 0], runs[:, 1:]) == pytest.approx(exact, abs=0.015)
+
+
+def test_the_exchange_test_has_its_size_whatever_the_skew() -> None:
+    """Under the null p < 0.1 in about one of ten: 60 draws of a two-valued, skewed time."""
+    rng = np.random.default_rng(4)
+    small = 0
+    for _ in range(60):
+        runs = np.where(rng.random((8, 4)) < 0.1, 800.0, rng.integers(50, 150, (8, 4)))
+        small += exchange_test(runs[:, 0], runs[:, 1:]) < 0.1
+    assert small <= 13  # of 60, by the binomial with 0.1: 99.8 %
+
+
+def test_the_exchange_test_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(ValueError, match="must not hold NaN"):
+        exchange_test([np.nan, 1.0], [[0.0], [0.0]])
+    with pytest.raises(ValueError, match="treated must be"):
+        exchange_test([1.0], [[0.0], [0.0]])

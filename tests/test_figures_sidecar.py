@@ -1,0 +1,122 @@
+"""A figure's three files: picture, vector twin, sidecar."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import mxsim
+from figures.command import draw_stored, saved, source, stored, tier_of, traced
+from figures.style import STYLE
+from mxsim.boundary import Search
+from mxsim.executors import Execution
+from mxsim.store import Record, Store
+from mxsim.sweep import Point
+from mxsim.tracing import Column, trace_columns
+
+
+def record(name: str, commit: str | None) -> Record:
+    return Record(name * 16, {}, {"status": "ok", "versions": {"commit": commit}})
+
+
+def picture() -> Figure:
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(2, 2))
+        axis.plot([0, 1], [1, 0], label="seed")
+        axis.legend()
+        figure.suptitle("4 seeds,\n   95 % interval")
+    return figure
+
+
+def save(out: Path, given: Any = None) -> Path:
+    with plt.rc_context(STYLE):
+        return saved(picture(), out, given)
+
+
+@pytest.mark.parametrize(("suffix", "twin"), [("png", "pdf"), ("pdf", "png"), ("svg", "png")])
+def test_a_picture_has_a_twin_of_the_other_kind_and_the_bytes_are_the_same_again(
+    suffix: str, twin: str, tmp_path: Path
+) -> None:
+    heads = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        assert save(folder / f"one.{suffix}") == folder / f"one.{suffix}"
+    assert {path.name for path in first.iterdir()} == {f"one.{suffix}", f"one.{twin}", "one.json"}
+    for kind in (suffix, twin):
+        content = (first / f"one.{kind}").read_bytes()
+        assert content.startswith(heads[kind])
+        assert content == (second / f"one.{kind}").read_bytes()
+        assert b"CreationDate" not in content
+        assert b"dc:date" not in content
+
+
+def test_a_format_that_is_neither_picture_nor_drawing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"out must end in one of \.png.*one\.txt"):
+        save(tmp_path / "one.txt")
+    plt.close("all")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sidecar_says_what_was_drawn_and_counts_every_run_once(tmp_path: Path) -> None:
+    records = [record("b", "1234"), record("a", None), None, record("b", "1234")]
+    records.append(record("c", "1234"))
+    save(tmp_path / "one.png", source("claims", "smoke", records))
+    assert json.loads((tmp_path / "one.json").read_text()) == {
+        "files": ["one.png", "one.pdf"],
+        "caption": "4 seeds, 95 % interval",
+        "command": "python -m figures.claims --tier smoke",
+        "study": "claims",
+        "tier": "smoke",
+        "n": 3,
+        "commits": {"1234": 2, "None": 1},
+        "runs": ["a" * 16, "b" * 16, "c" * 16],
+    }
+
+
+def test_a_figure_of_no_run_has_a_sidecar_without_runs(tmp_path: Path) -> None:
+    save(tmp_path / "one.png")
+    assert set(json.loads((tmp_path / "one.json").read_text())) == {"files", "caption"}
+
+
+def test_stored_records_are_read_by_id_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+    Store(tmp_path).save(record("a", "1234"))
+    assert stored(tmp_path, ["a" * 16])[0].meta["versions"] == {"commit": "1234"}
+    with pytest.raises(FileNotFoundError):
+        stored(tmp_path, ["a" * 16, "b" * 16])
+
+
+def test_runs_of_a_traced_boundary_are_all_that_its_search_stored(tmp_path: Path) -> None:
+    def point(lr: float, seed: int) -> Point:
+        cfg = mxsim.ProxyConfig(width=8, depth=1, batch=4, steps=3, eval_samples=8)
+        return Point(replace(cfg, lr=lr, seed=seed), mxsim.scheme("exact"))
+
+    columns = {"a": Column(Search(low=0.5, high=500.0, width=3.0, max_runs=8), point)}
+    with pytest.raises(FileNotFoundError):
+        traced(columns, tmp_path)
+    quiet = Console(file=io.StringIO())
+    assert trace_columns(columns, Store(tmp_path), Execution(executor="serial"), quiet)
+    ids = [path.stem for path in tmp_path.glob("*.npz")]
+    assert len(ids) == 8
+    assert sorted(each.id for each in traced(columns, tmp_path)) == sorted(ids)
+
+
+def test_a_tier_is_found_by_its_design() -> None:
+    assert tier_of({"smoke": (1, 2), "laptop": (3, 4)}, (3, 4)) == "laptop"
+    assert tier_of({"smoke": (1, 2)}, (0, 0)) == "changed"
+
+
+def test_pictures_are_told_where_the_runs_lie(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(results: Any, out: Path, folder: Path | None = None) -> Path:
+        return out / str(results) / str(folder)
+
+    assert draw_stored("claims", lambda: 1, {tmp_path: draw}) == 0
+    assert draw_stored("claims", lambda: 1, {tmp_path: draw}, Path("there")) == 0
+    assert capsys.readouterr().out.split() == [f"{tmp_path}/1/None", f"{tmp_path}/1/there"]
