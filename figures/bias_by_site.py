@@ -21,18 +21,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from mxsim import FORMATS, SiteFormat
 from mxsim.attribution import GROUPS
 from mxsim.bias import saturated_share
+from mxsim.store import result_id
 from studies.bias_by_site import (
+    DESIGNS,
     PARTS,
     SCHEMES,
     STUDY,
     TRAJECTORIES,
     Results,
     Tier,
+    cells,
     load,
     shapley_share,
 )
@@ -66,7 +69,7 @@ def bars(axis: Axes, values: Array, colours: tuple[str, ...], labels: list[str])
     axis.axhline(0, color="#999999", linewidth=0.5)
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design = results.design
     with plt.rc_context(STYLE):
@@ -97,10 +100,10 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
 
 
-def draw_mechanism(results: Results, out: Path) -> Path:
+def draw_mechanism(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Gammas against the code grid, and zeta beside loss, |g| and |E g|, to ``out``."""
     design, element = results.design, FORMATS["mxfp8_e4m3"].element
     steps = np.arange(1, design.base.steps // design.trace_every + 1) * design.trace_every
@@ -157,8 +160,21 @@ def draw_mechanism(results: Results, out: Path) -> Path:
         axes[1, 0].set_xlabel("gamma")
         axes[1, 1].set_xlabel("step")
         axes[1, 1].legend(loc="best", ncol=2)
+        figure.suptitle(
+            f"E4M3, {design.seeds} seeds, lr {design.base.lr:g}: all their gammas, else medians",
+            fontsize=8.5,
+        )
         figure.tight_layout()
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY,
+        tier_of(DESIGNS, results.design),
+        stored(folder, [result_id(cell) for cell in cells(results.design)]),
+    )
 
 
 @dataclass(frozen=True)
@@ -175,10 +191,11 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
+    folder = arguments.results / STUDY
+    out = arguments.out or folder / f"{STUDY}_{arguments.tier}.png"
     second = out.with_name(f"{out.stem}_mechanism{out.suffix}")
     pictures = {out: draw, second: draw_mechanism}
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures)
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures, folder)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,20 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
 from mxsim.stats import median_over_seeds
-from studies.bias_vs_scale import ARMS, STUDY, Results, Tier, load, over_probes, rows
+from studies.bias_vs_scale import (
+    ARMS,
+    DESIGNS,
+    STUDY,
+    Results,
+    Tier,
+    load,
+    over_probes,
+    points,
+    rows,
+)
 
 LOOK = {
     "gemm": (BLUE, "o", "GEMM operands (12 sites)"),
@@ -30,7 +40,7 @@ LOOK = {
 }
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design = results.design
     panels = rows(results)
@@ -83,7 +93,16 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.07, 1, 1))
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY,
+        tier_of(DESIGNS, results.design),
+        stored(folder, [point.id for point in points(results.design).values()]),
+    )
 
 
 @dataclass(frozen=True)
@@ -100,8 +119,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

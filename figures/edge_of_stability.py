@@ -18,9 +18,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE
-from studies.edge_of_stability import STUDY, Results, Tier, load, theory
+from mxsim.store import result_id
+from studies.edge_of_stability import DESIGNS, STUDY, Results, Tier, cells, load, theory
 
 COLOURS = (BLUE, ORANGE)  # by rate
 EDGES = {
@@ -30,7 +31,7 @@ EDGES = {
 }
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design = results.design
     names = list(dict.fromkeys(arm.name for arm in design.arms))
@@ -67,7 +68,16 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY,
+        tier_of(DESIGNS, results.design),
+        stored(folder, [result_id(cell) for cell in cells(results.design).values()]),
+    )
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / STUDY
+    out = arguments.out or folder / f"{STUDY}_{arguments.tier}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

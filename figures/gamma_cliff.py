@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import (
     BLACK,
     BLUE,
@@ -31,7 +31,8 @@ from figures.style import (
     VERMILION,
 )
 from mxsim import FORMATS
-from studies.gamma_cliff import STUDY, Results, Tier, load
+from mxsim.store import result_id
+from studies.gamma_cliff import DESIGNS, STUDY, Results, Tier, cells, load
 
 RULES = {"floor": VERMILION, "even": ORANGE, "rceil": BLUE, "ceil": SKY}
 SDS = (BLACK, VERMILION, ORANGE, GREEN, SKY)
@@ -49,7 +50,7 @@ def means_axis(axis: Axes, results: Results) -> None:
         axis.axvline(power, color="#dddddd", linewidth=0.5, zorder=0)
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design = results.design
     means, sd = design.means, design.sds.index(0.01)
@@ -105,7 +106,16 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout()
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY,
+        tier_of(DESIGNS, results.design),
+        stored(folder, [result_id(cell) for cell in cells(results.design)]),
+    )
 
 
 @dataclass(frozen=True)
@@ -122,8 +132,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / STUDY
+    out = arguments.out or folder / f"{STUDY}_{arguments.tier}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

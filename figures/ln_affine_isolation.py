@@ -21,9 +21,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import saved
+from figures.command import saved, source, tier_of
 from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
-from studies.ln_affine_isolation import ARMS, QUANTIZED, Results, Tier, load, study_name
+from studies.ln_affine_isolation import (
+    ARMS,
+    DESIGNS,
+    QUANTIZED,
+    STUDY,
+    Results,
+    Tier,
+    load,
+    study_name,
+)
 
 Array = NDArray[Any]
 
@@ -104,7 +113,8 @@ def draw(results: Results, out: Path) -> Path:
         figure.text(0.01, 0.008, caption, fontsize=6.5, va="bottom", ha="left", color="#333333")
         figure.align_ylabels(axes[:, 0])
         figure.tight_layout(rect=(0, 0.045, 1, 0.97))
-        return saved(figure, out)
+        tier = tier_of(DESIGNS, design)
+        return saved(figure, out, source(STUDY, tier, results.records.values()))
 
 
 @dataclass(frozen=True)

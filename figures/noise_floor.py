@@ -19,14 +19,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLACK, BLUE, PAGE_WIDTH, STYLE, VERMILION
+from mxsim.store import result_id
 from mxsim.theory.noise_floor import Features, crossing_excess, isotropic, zeta
 from studies.noise_floor import (
+    DESIGNS,
     STUDY,
     Results,
     Series,
     Tier,
+    cells,
     load,
     measured_crossing,
     series,
@@ -40,7 +43,7 @@ LOOK = {
 MARKERS = {"constant": ("o", "none"), "cosine": ("s", None)}
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design = results.design
     sizes = design.sizes
@@ -79,7 +82,7 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.1, 1, 1))
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
 
 
 def _measured(axis: Axes, results: Results, name: str, b: int, colour: str) -> None:
@@ -137,6 +140,15 @@ def _crossing(axis: Axes, points: Series, b: int, colour: str) -> None:
     axis.axvline(found.value, color=colour, linewidth=0.8, zorder=1)
 
 
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY,
+        tier_of(DESIGNS, results.design),
+        stored(folder, [result_id(cell) for cell in cells(results.design)]),
+    )
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Draw the study's figure again, from stored results."""
@@ -151,8 +163,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / STUDY / f"{STUDY}_{arguments.tier}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / STUDY
+    out = arguments.out or folder / f"{STUDY}_{arguments.tier}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLUE, GREEN, PAGE_WIDTH, PURPLE, STYLE, VERMILION
+from mxsim.store import result_id
 from studies.noisy_quadratic import (
+    DESIGNS,
     ENDS,
     STUDY,
     THRESHOLDS,
@@ -104,7 +106,7 @@ def draw_panel(axis: Axes, results: Results, family: tuple[str, float]) -> None:
     axis.set_xlabel("variance s² of the gain")
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
     design, search = results.design, results.design.search
     panels = families(design)
@@ -146,7 +148,14 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=8.5,
         )
         figure.tight_layout(rect=(0, 0.1, 1, 1))
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    return source(
+        STUDY, tier_of(DESIGNS, results.design), stored(folder, [result_id(results.design)])
+    )
 
 
 @dataclass(frozen=True)
@@ -163,8 +172,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / study_name(arguments.tier) / f"{STUDY}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / study_name(arguments.tier)
+    out = arguments.out or folder / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

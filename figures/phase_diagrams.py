@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import matplotlib
 
@@ -27,11 +27,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, tier_of, traced
 from figures.style import BLACK, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
 from mxsim.boundary import Threshold
 from mxsim.grid import State
-from studies.phase_diagrams import ARMS, STUDY, Name, Results, Tier, load
+from studies.phase_diagrams import ARMS, STUDY, Name, Results, Tier, diagram, load
 
 Array = NDArray[Any]
 Predictions = Mapping[tuple[str, str], float]  # (x label, arm) -> predicted critical rate
@@ -207,8 +207,16 @@ def frame(axis: Axes, results: Results) -> None:
     axis.tick_params(length=0, pad=2)
 
 
-def draw(results: Results, out: Path, predicted: Predictions | None = None) -> Path:
-    """Draw the diagram to ``out``; returns it.  ``predicted`` thresholds are laid over it."""
+def draw(
+    results: Results,
+    out: Path,
+    predicted: Predictions | None = None,
+    folder: Path | None = None,
+) -> Path:
+    """Draw the diagram to ``out``; returns it.  ``predicted`` thresholds are laid over it.
+
+    folder: where the runs lie; default that of ``out``.
+    """
     it = results.diagram
     base = it.grid.base
     norm = LogNorm(1, base.steps)
@@ -256,7 +264,7 @@ def draw(results: Results, out: Path, predicted: Predictions | None = None) -> P
         figure.text(
             0.01, 0.008, caption(results), fontsize=6.3, va="bottom", ha="left", color="#333333"
         )
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
 
 
 def legend_handles(traced: bool, predicted: bool) -> list[Any]:
@@ -329,6 +337,16 @@ def caption(results: Results) -> str:
     return text
 
 
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the diagram: of its cells, and of the boundaries traced through them."""
+    name, it = results.name, results.diagram
+    tier = tier_of({tier: diagram(name, tier) for tier in get_args(Tier)}, it)
+    drawn = {key: column for key, column in it.columns().items() if key in results.thresholds}
+    records = [*results.records.values(), *traced(drawn, folder)]
+    command = f"python -m figures.{STUDY} --diagram {name} --tier {tier}"
+    return source(STUDY, tier, records, command)
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Draw a phase diagram again, from stored results."""
@@ -353,6 +371,7 @@ def main(arguments: Arguments) -> int:
         STUDY,
         lambda: load(arguments.diagram, arguments.tier, arguments.results, arguments.partial),
         {out: draw},
+        folder,
     )
 
 

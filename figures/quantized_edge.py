@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import matplotlib
 
@@ -21,9 +21,19 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
-from studies.quantized_edge import STUDY, Results, Tier, is_exact, load, over_seeds, prediction
+from studies.quantized_edge import (
+    STUDY,
+    Results,
+    Tier,
+    design_of,
+    is_exact,
+    load,
+    over_seeds,
+    prediction,
+    runs,
+)
 
 Array = NDArray[Any]
 
@@ -47,7 +57,7 @@ ARMS = {
 }
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Measured against predicted edge, each in units of the exact one's, to ``out``."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -110,10 +120,10 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
 
 
-def draw_arms(results: Results, out: Path) -> Path:
+def draw_arms(results: Results, out: Path, folder: Path | None = None) -> Path:
     """eta S over steps, exact and E4M3 arms, under gradient descent and Adam, to ``out``."""
     groups = {"GD": ("gradient descent", 2.0), "Adam": ("Adam", 38.0)}
     with plt.rc_context(STYLE):
@@ -153,7 +163,13 @@ def draw_arms(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figures, which lie in ``folder``."""
+    tier = tier_of({tier: design_of(tier) for tier in get_args(Tier)}, results.design)
+    return source(STUDY, tier, stored(folder, [run.id for run in runs(results.design).values()]))
 
 
 @dataclass(frozen=True)
@@ -165,16 +181,19 @@ class Arguments:
     results: Path = Path("results")
     """Where results are stored."""
     out: Path | None = None
-    """The scatter's file; default beside the results.  The other goes beside it, as arms.png."""
+    """The scatter's file; default beside the results.  The other goes beside it: ..._arms."""
 
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{STUDY}.png"
+    second = "arms.png" if arguments.out is None else f"{out.stem}_arms{out.suffix}"
     return draw_stored(
         STUDY,
         lambda: load(arguments.tier, arguments.results),
-        {out: draw, out.with_name("arms.png"): draw_arms},
+        {out: draw, out.with_name(second): draw_arms},
+        folder,
     )
 
 

@@ -28,3 +28,12 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "legend.frameon": False,
     "svg.hashsalt": "mxsim",
 }
+
+CAPTION: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left", "color": "#333333"}  # figure.text's
+
+GREY = "#999999"
+
+
+def bare_name(fmt: str) -> str:
+    """A block format's name as a figure has it: E4M3, INT8."""
+    return fmt.removeprefix("mx").split("_")[-1].upper()

@@ -20,9 +20,18 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from figures.command import draw_stored, saved
+from figures.command import Source, draw_stored, saved, source, stored, tier_of, traced
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION
-from studies.threshold_prediction import SCHEMES, STUDY, Results, Tier, load
+from studies.threshold_prediction import (
+    DESIGNS,
+    SCHEMES,
+    STUDY,
+    Results,
+    Tier,
+    columns,
+    forecasts,
+    load,
+)
 
 COLOURS = dict(zip(SCHEMES, (BLACK, BLUE, VERMILION, ORANGE, GREEN, PURPLE), strict=True))
 # The moment that is drawn: the start, but for Adam, whose P means nothing after one step.
@@ -31,7 +40,7 @@ THEORIES = {"mean square": ("o", "mean square"), "almost surely": ("s", "almost 
             "descent": ("^", "descent")}  # fmt: skip
 
 
-def draw(results: Results, out: Path) -> Path:
+def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """A panel an optimizer, traced against predicted, to ``out``; returns it."""
     design = results.design
     with plt.rc_context(STYLE):
@@ -93,7 +102,15 @@ def draw(results: Results, out: Path) -> Path:
             fontsize=6.3,
             color="#333333",
         )
-        return saved(figure, out)
+        return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def runs_of(results: Results, folder: Path) -> Source:
+    """The runs behind the figure, which lie in ``folder``."""
+    probed = stored(folder, [task.id for task in forecasts(results.design).values()])
+    return source(
+        STUDY, tier_of(DESIGNS, results.design), [*probed, *traced(columns(results.design), folder)]
+    )
 
 
 @dataclass(frozen=True)
@@ -110,8 +127,9 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
-    out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{STUDY}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{STUDY}.png"
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
 
 
 if __name__ == "__main__":

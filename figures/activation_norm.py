@@ -1,0 +1,104 @@
+"""Losses by activation and norm, exact and MX.
+
+    python -m figures.activation_norm [--tier smoke|laptop|cluster] [--out FILE]
+
+Reads the runs of the diagram activation_norm of studies/phase_diagrams.py; fails if any is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from figures.command import draw_stored, saved, source, tier_of
+from figures.loss_lines import Look, counts_in_words, draw_losses, handles
+from figures.style import BLACK, CAPTION, PAGE_WIDTH, STYLE, VERMILION
+from mxsim.grid import Cell
+from studies.phase_diagrams import STUDY, Name, Results, Tier, diagram, load
+
+NAME: Name = "activation_norm"
+LOOKS = {"exact": Look(BLACK, "exact"), "all_e4m3": Look(VERMILION, "MX E4M3, all 14 sites")}
+NORMS = {
+    "layer": "layer norm",
+    "layer_no_affine": "layer norm, no affine",
+    "rms": "RMS norm",
+    "none": "no norm",
+}
+
+
+def draw(results: Results, out: Path) -> Path:
+    """A row a norm, a column an activation, to ``out``; returns it."""
+    it = results.diagram
+    seeds, base = range(it.grid.seeds), it.grid.base
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            len(it.y.labels),
+            len(it.x.labels),
+            figsize=(PAGE_WIDTH, 7.6),
+            sharex=True,
+            sharey="row",
+            layout="constrained",
+        )
+        figure.get_layout_engine().set(rect=(0, 0.075, 1, 0.925))  # type: ignore[union-attr,call-arg]
+        for row, norm in zip(axes, it.y.labels, strict=True):
+            for axis, activation in zip(row, it.x.labels, strict=True):
+                arms = {
+                    arm: [
+                        record
+                        for seed in seeds
+                        if (record := results.records[Cell((activation, norm), arm, seed)])
+                    ]
+                    for arm in LOOKS
+                }
+                draw_losses(axis, arms, LOOKS)
+                if norm == it.y.labels[0]:
+                    axis.set_title(activation, loc="left")
+            row[0].set_ylabel(f"{NORMS[norm]}\ntraining loss")
+        for axis in axes[-1]:
+            axis.set_xlabel("step")
+        figure.legend(
+            handles=handles(LOOKS), loc="lower center", ncols=2, bbox_to_anchor=(0.5, 0.045)
+        )
+        figure.text(
+            0.01,
+            0.008,
+            f"Width {base.width}, depth {base.depth}, batch {base.batch}, lr {base.lr:g}, Adam. "
+            f"{counts_in_words(it.grid.seeds)}",
+            **CAPTION,
+        )
+        tier = tier_of({tier: diagram(NAME, tier) for tier in get_args(Tier)}, it)
+        command = f"python -m figures.{NAME} --tier {tier}"
+        return saved(figure, out, source(STUDY, tier, results.records.values(), command))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw losses by activation and norm, from stored results."""
+
+    tier: Tier = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results, as activation_norm_losses.png."""
+
+
+def main(arguments: Arguments) -> int:
+    """Draw; the exit status is 1 if a result is missing."""
+    folder = arguments.results / f"{STUDY}_{arguments.tier}"
+    out = arguments.out or folder / f"{NAME}_losses.png"
+    return draw_stored(STUDY, lambda: load(NAME, arguments.tier, arguments.results), {out: draw})
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{NAME}")))
