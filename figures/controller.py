@@ -149,12 +149,14 @@ def later(axis: Axes, results: Results) -> None:
     axis.set_yscale("log")
     axis.set_xlabel("steps on the cheapest rung")
     axis.set_title("rollback to exact (open), and the\nlast tenth exact (filled)", fontsize=7.5)
-    axis.legend(fontsize=5.5, loc="upper left", handletextpad=0.1, borderpad=0.1)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * 12)  # room for the legend
+    axis.legend(fontsize=5, loc="upper left", handletextpad=0.1, borderpad=0.1)
 
 
 def warning(axis: Axes, results: Results) -> None:
     """Receiver operating curves: diverging runs warned of against false alarms, by signal."""
-    axis.set_title(f"warnings: {results.design.watch.name}", fontsize=8)
+    axis.set_title(f"warnings\n{results.design.watch.name}", fontsize=7.5)
     colours = (GREEN, ORANGE, GREY, PURPLE, BLUE, VERMILION, SKY, BLACK)
     for colour, w in zip(colours, results.warnings, strict=True):
         if len(w.roc):
@@ -165,7 +167,16 @@ def warning(axis: Axes, results: Results) -> None:
     axis.set_ylabel("diverging runs warned of")
     axis.set_xlim(-0.03, 1.03)
     axis.set_ylim(-0.03, 1.03)
-    axis.legend(fontsize=5.5, loc="lower right", labelspacing=0.15, handlelength=1)
+    axis.legend(
+        fontsize=5.5,
+        loc="lower right",
+        labelspacing=0.15,
+        handlelength=1,
+        frameon=True,
+        framealpha=0.85,
+        edgecolor="none",
+        borderpad=0.1,
+    )
 
 
 @dataclass(frozen=True)

@@ -411,7 +411,7 @@ def main(arguments: Arguments) -> int:
     if not execute(wanted, store, arguments, console):
         return 1
     results = load(arguments.tier, arguments.results)
-    print_tables(results, Console(width=max(console.width, 150)))
+    print_tables(results, Console(width=max(console.width, 195)))
     console.print(f"figure: {draw(results, store.folder / f'{STUDY}.png')}", soft_wrap=True)
     return 0
 
