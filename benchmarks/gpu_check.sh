@@ -12,6 +12,7 @@
 # A part that fails or takes too long does not keep the others from running; the exit status is 1
 # if any did.  --tiny: toy sizes, to see on a CPU that it all works.
 set -u
+HERE=$PWD
 cd "$(dirname "$0")/.."
 
 OUT= DEVICE=cuda TINY=
@@ -20,11 +21,13 @@ while [ $# -gt 0 ]; do
         --device) DEVICE=${2:?--device needs cuda or cpu}; shift ;;
         --tiny) TINY=1 ;;
         -*) echo "unknown option $1" >&2; exit 2 ;;
-        *) OUT=$1 ;;
+        *) if [ -n "$OUT" ]; then echo "one OUT only; got $OUT and $1" >&2; exit 2; fi; OUT=$1 ;;
     esac
     shift
 done
 if [ -z "$OUT" ]; then echo "usage: benchmarks/gpu_check.sh OUT [--device cuda|cpu] [--tiny]" >&2; exit 2; fi
+case "$DEVICE" in cuda|cpu) ;; *) echo "--device must be cuda or cpu; got $DEVICE" >&2; exit 2 ;; esac
+case "$OUT" in /*) ;; *) OUT=$HERE/$OUT ;; esac
 mkdir -p "$OUT" || exit 2
 
 # The first interpreter that has what is needed and sees the device.
@@ -79,9 +82,9 @@ if [ -n "$TINY" ]; then
     SIZE=(--width 32 --depth 2 --batch 64 --schemes exact all_e4m3 --threads 1)
     PAIR=(--tiny)
 fi
-part crosscheck 130 "$PYTHON" -m mxsim.crosscheck --device "$DEVICE" --out "$OUT/crosscheck"
-part backend 75 "$PYTHON" -m benchmarks.backend --device "$DEVICE" "${SIZE[@]}" --out "$OUT/backend.json"
-part pair 115 "$PYTHON" -m benchmarks.gpu_pair --device "$DEVICE" "${PAIR[@]}" --out "$OUT/pair"
+part crosscheck 120 "$PYTHON" -m mxsim.crosscheck --device "$DEVICE" --out "$OUT/crosscheck"
+part backend 70 "$PYTHON" -m benchmarks.backend --device "$DEVICE" "${SIZE[@]}" --out "$OUT/backend.json"
+part pair 100 "$PYTHON" -m benchmarks.gpu_pair --device "$DEVICE" "${PAIR[@]}" --out "$OUT/pair"
 if "$PYTHON" -c "import pytest" 2>/dev/null; then
     FILTER=cuda
     if [ "$DEVICE" = cpu ]; then FILTER=bf16-cpu; fi

@@ -341,7 +341,9 @@ def runs_of(results: Results, folder: Path) -> Source:
     """The runs behind the diagram: of its cells, and of the boundaries traced through them."""
     name, it = results.name, results.diagram
     tier = tier_of({tier: diagram(name, tier) for tier in get_args(Tier)}, it)
-    drawn = {key: column for key, column in it.columns().items() if key in results.thresholds}
+    known = results.thresholds  # of diagrams with a learning rate only
+    columns = it.columns() if known else {}
+    drawn = {key: column for key, column in columns.items() if key in known}
     records = [*results.records.values(), *traced(drawn, folder)]
     command = f"python -m figures.{STUDY} --diagram {name} --tier {tier}"
     return source(STUDY, tier, records, command)

@@ -27,7 +27,6 @@ from mxsim.rounding import (
     EVEN,
     STOCHASTIC,
     encode,
-    raise_tiny,
     round_magnitude,
     round_stochastically,
 )
@@ -85,7 +84,6 @@ def _round_row(row: Any, out: Any, u: Any, scale: Any, mode: Any, grid: Any) -> 
     else:
         for j in range(row.size):
             q = _quotient(row[j], scale[j])
-            q = raise_tiny(q, row[j]) if scale[j] > 0 else q
             r = round_stochastically(q, u[j], grid)
             out[j] = with_sign(r, row[j]) if q == q else q
 

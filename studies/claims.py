@@ -344,7 +344,7 @@ def main(arguments: Arguments) -> int:
     if not execute([*wanted, *seen], store, arguments, console):
         return 1
     page = arguments.page or store.folder / "claims.md"
-    console.print(f"page: {write_page(load(arguments.tier, arguments.results), page)}")
+    console.print(f"page: {write_page(arguments.tier, arguments.results, page)}")
     return 0
 
 

@@ -9,15 +9,19 @@ import numpy as np
 
 from mxsim.stats import Estimate
 from mxsim.store import provenance, whole_file
-from studies.claims import READINGS, Results
+from studies.claims import READINGS, Results, Tier, load
 from studies.claims_cited import cited
 from studies.claims_decided import faults, verdicts
 from studies.claims_verdicts import ALPHA, MARGIN, Finding, Verdict, summarize
 
 
-def write_page(results: Results, path: Path) -> Path:
-    """Write the page whole, in a folder that is made if need be; returns ``path``."""
-    text = page(results, path)
+def write_page(tier: Tier, root: Path, path: Path) -> Path:
+    """Write the page whole, in a folder that is made if need be; returns ``path``.
+
+    The runs are read here, not by the caller: run as a command, claims.py is another module than
+    the one that the verdicts know, and its keys are other keys.
+    """
+    text = page(load(tier, root), path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         file.write(text.encode())

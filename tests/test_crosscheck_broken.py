@@ -14,7 +14,8 @@ from mxsim import minimal
 from mxsim.crosscheck.backend import Backend, Result, arguments, numba_backend
 from mxsim.crosscheck.case import ROUNDINGS, RULES, Array, Case, Config
 from mxsim.crosscheck.corpus import corpus
-from mxsim.crosscheck.matrix import check
+from mxsim.crosscheck.known import Known
+from mxsim.crosscheck.matrix import check, compare
 from mxsim.crosscheck.reference import SPECS, judge, magnitudes, shared_exponents
 from mxsim.philox import Noise
 
@@ -185,3 +186,32 @@ def test_wrong_codes_scales_forms_and_exceptions_are_caught() -> None:
     assert "float64" in ran(lambda r: dataclasses.replace(r, values=r.values.astype("f8")))
     assert "(32, 2)" in ran(lambda r: dataclasses.replace(r, values=r.values.T))
     assert "ZeroDivisionError: by zero" in ran(raising)
+
+
+def test_a_known_difference_covers_no_other_value() -> None:
+    """At the very elements that may differ, a value far off, or another scale, is unexplained."""
+    entry = Known(
+        name="anything odd",
+        backend="odd",
+        where=lambda config, x, judged: np.ones(x.shape, bool),
+        why="for the test",
+        right="the specification",
+        source="none",
+    )
+    case = next(case for case in corpus() if case.name == "957 comes out as 896")
+    config = next(c for c in case.configs(("mxfp8_e4m3",)) if c.rounding == "even")
+    judged = judge(case.x, config)
+    right = judged.values_as(config.result_dtype)
+    assert judged.codes is not None
+    assert judged.scales is not None
+    for values, scales, explained in (
+        (right * 2, judged.scales, True),
+        (right * 3, judged.scales, False),
+        (-right, judged.scales, False),
+        (right, judged.scales + 1, True),
+        (right, judged.scales + 2, False),
+    ):
+        result = Result(values.astype(right.dtype), codes=None, scales=scales.astype(np.uint8))
+        odd = Backend("odd", "1", lambda config: True, lambda x, config, r=result: r)  # type: ignore[misc]
+        found = compare(odd, case.x, config, judged, (entry,))
+        assert (None not in [known for known, _, _ in found]) == explained

@@ -166,3 +166,15 @@ def test_scale_values_and_sizes() -> None:
     assert_same_bits(q.scale_values(), (s_b * F32(q.tensor_scale)).astype(np.float64))
     assert q.nbytes == 8 * 40 // 2 + 8 * 3 + 4
     assert q.bits_per_element == 8 * q.nbytes / 320
+
+
+def test_stochastic_rounding_of_what_underflows() -> None:
+    """Every operation is in float32: a quotient that underflows there is 0, whatever the bits."""
+    x = np.zeros((1, 16), np.float32)
+    x[0, :5] = [3e38, 1e-30, -1e-40, 1e-8, 2e-7]
+    lowest = np.zeros(x.shape, np.uint32)  # rounds up all that is not exact
+    q = mxsim.quantize(x, "nvfp4", rounding="stochastic", noise=lowest)
+    assert q.tensor_scale is not None
+    scale = np.float32(q.scale_values()[0, 0])
+    quotients = np.abs(x) / scale
+    np.testing.assert_array_equal(q.codes[0, :5] % 8 == 0, quotients[0, :5] == 0)

@@ -142,7 +142,7 @@ def compare_trajectories(
             flip = flip or found[2]
             zeta = bias_of(flat, gradient.cpu().numpy()).zeta
             done.append(StepComparison(step, loss, float(torch_loss.item()), zeta, *found[:2]))
-            if not math.isfinite(loss + zeta):
+            if not math.isfinite(loss + zeta + done[-1].loss_torch):
                 break
             clip_gradient(flat, math.sqrt(squared_norm(flat)), cfg)
             optimizer_step(run.flat, flat, run.optimizer, cfg, scheme)

@@ -23,7 +23,9 @@ class Known:
     """A difference that is explained.
 
     backend: the first word of its name, or all of it.  where: which elements may differ, a bool
-    array of x's shape.  outputs: in which of values, codes and scales.  right: who is, by the
+    array of x's shape.  outputs: in which of values, codes and scales.  far: whether a value may be
+    anything; else it is of the right one's sign and off by at most its size, or where that is 0 by
+    an eighth of the block's maximum, and a scale is off by one byte.  right: who is, by the
     specification.
     """
 
@@ -34,6 +36,7 @@ class Known:
     right: str
     source: str
     outputs: tuple[str, ...] = EVERYTHING
+    far: bool = False
 
     def of(self, backend: str) -> bool:
         return self.backend in (backend, backend.split()[0])
@@ -135,6 +138,7 @@ KNOWN = (
         why="under byte 0 torchao divides elements by 2^-126 (rceil: by 1) and decodes by 2^-127",
         right="the specification: byte 0 is 2^-127, both ways",
         source="MX v1.0, 5.4.1; torchao 0.18, mx_tensor.py: to_mx, _to_mx_rceil",
+        outputs=("values", "codes"),
     ),
     Known(
         name="codes of a NaN block",
@@ -144,6 +148,7 @@ KNOWN = (
         right="both: byte 255 makes every element NaN, whatever its code",
         source="MX v1.0, 5.4.1 and 6.2",
         outputs=("codes",),
+        far=True,
     ),
     Known(
         name="infinity in a block",
@@ -152,6 +157,7 @@ KNOWN = (
         why="torchao reads Inf's exponent field as a number (rceil: byte 254) and saturates",
         right="open: the specification leaves it to the implementer; mxsim makes the block NaN",
         source="MX v1.0, 6.3; pytorch/ao#4725",
+        far=True,
     ),
     Known(
         name="rceil by a float32 log2",
@@ -168,6 +174,7 @@ KNOWN = (
         why="torchao takes (amax / 6) / s_t, no block scale below 2^-6, and multiplies by 1 / s",
         right="open: no standard fixes the order of NVFP4's operations; mxsim states its own",
         source="torchao 0.18, nvfp4_tensor.py: nvfp4_quantize",
+        far=True,
     ),
     Known(
         name="float64 rounded twice",

@@ -78,6 +78,7 @@ class Matrix:
 
 
 EXAMPLES = 3  # of each known difference
+OVERFLOWS = 2.0**126  # near the end of float32, where a wrong last place may be Inf
 LISTED = 40  # unexplained differences shown in full
 
 
@@ -180,6 +181,8 @@ def compare(
             for what, differs in wrong.items():
                 if what.replace("decoded", "values") not in entry.outputs:
                     here &= ~differs
+            if not entry.far:
+                here &= _near(result, config, judged)
             if here.any():
                 found.append(
                     (entry, int(here.sum()), _example(x, config, judged, result, here, wrong))
@@ -189,6 +192,26 @@ def compare(
         example = _example(x, config, judged, result, unexplained, wrong)
         found.append((None, int(unexplained.sum()), example))
     return found
+
+
+def _near(result: Result, config: Config, judged: Judgement) -> Array:
+    """Elements whose value and scale are near the right ones: see Known."""
+    near = np.ones(judged.block.shape, bool)
+    for what, got, right in _pairs(result, config, judged):
+        if got.shape != right.shape or what == "codes":
+            continue
+        if what == "scales":
+            off = np.abs(got.astype(np.int64) - right.astype(np.int64)) <= 1
+            near &= off.ravel()[judged.block]
+            continue
+        g, r = got.astype(np.float64), right.astype(np.float64)
+        size = np.abs(r)
+        if not config.elementwise:
+            size = np.where(r == 0, judged.block_amax.astype(np.float64) / 8, size)
+        with np.errstate(invalid="ignore", over="ignore"):
+            overflown = np.isinf(g) & (size > OVERFLOWS) & (np.sign(g) == np.sign(r))
+            near &= (np.abs(g - r) <= size) | (g == r) | (np.isnan(g) & np.isnan(r)) | overflown
+    return near
 
 
 def _pairs(result: Result, config: Config, judged: Judgement) -> list[tuple[str, Array, Array]]:

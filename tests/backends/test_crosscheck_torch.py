@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from mxsim.backends import torch_trajectories
 from mxsim.crosscheck.backend import Backend, Result, as_array, as_tensor, torch_backend
 from mxsim.crosscheck.backends import all_backends
 from mxsim.crosscheck.case import FORMATS, Array, Case, Config
 from mxsim.crosscheck.corpus import corpus
 from mxsim.crosscheck.known import KNOWN
-from mxsim.crosscheck.main import LOSS_TOLERANCE, compare_runs, crosscheck
+from mxsim.crosscheck.main import TOLERANCES, compare_runs, crosscheck
 from mxsim.crosscheck.matrix import check
 
 DEVICES = [
@@ -100,10 +101,38 @@ def test_tensors_have_the_values_and_the_strides_of_the_case(name: str) -> None:
 def test_trajectories_are_compared() -> None:
     words, sound = compare_runs("cpu")
     assert sound
-    assert len(words) == 2
-    assert "exact" in words[0]
-    assert "all_e4m3" in words[1]
-    assert 0 < LOSS_TOLERANCE < 1e-4  # TF32 would show
+    assert len(words) == len(TOLERANCES) == 4
+    for (dtype, name), text in zip(TOLERANCES, words, strict=True):
+        assert text.startswith(f"torch cpu beside numba, {dtype}, {name}: ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zeta": 3.0},
+        {"zeta": float("nan")},
+        {"loss_torch": float("nan")},
+        {"loss_torch": 0.5},
+        {"differing": 40_000},
+    ],
+    ids=str,
+)
+def test_trajectories_that_part_fail(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong gradient, a NaN in the middle, another loss, too many other codes: each is seen."""
+    real = torch_trajectories.compare_trajectories
+
+    def spoilt(*arguments: Any, **keywords: Any) -> Any:
+        found = real(*arguments, **keywords)
+        steps = list(found.steps)
+        steps[4] = dataclasses.replace(steps[4], **change)
+        return dataclasses.replace(found, steps=tuple(steps))
+
+    monkeypatch.setattr(torch_trajectories, "compare_trajectories", spoilt)
+    words, sound = compare_runs("cpu")
+    assert not sound
+    assert all(text.startswith("DISAGREES: ") for text in words)
 
 
 def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +140,12 @@ def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("mxsim.crosscheck.main.corpus", lambda: tuple(few))
     assert crosscheck("cpu", tmp_path) == 0
     page = (tmp_path / "report.md").read_text()
-    for text in ("## torch cpu", "## torchao cpu", "torch cpu beside numba, exact", "2^-127"):
+    for text in (
+        "## torch cpu",
+        "## torchao cpu",
+        "torch cpu beside numba, float64, exact",
+        "2^-127",
+    ):
         assert text in page
 
 
