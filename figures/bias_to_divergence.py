@@ -2,7 +2,8 @@
 
     python -m figures.bias_to_divergence [--tier smoke|laptop|cluster] [--out FILE]
 
-Reads the base condition's runs of studies/claims.py; fails if any is missing.
+Reads the MX runs of studies/claims.py in all settings of the problem, and its watched pairs of the
+base; fails if any is missing.
 """
 
 from __future__ import annotations
@@ -51,27 +52,31 @@ class Series:
 
     diverged: int | None
     values: dict[str, tuple[Array, Array]]  # row -> (steps, values)
-    records: tuple[Record, Record]
+    records: tuple[Record, ...]
 
 
 def series(results: Results, task: Task, reading: Reading) -> list[Series]:
-    """The base condition's MX runs at the watched rates; those that never learned are left out."""
-    found = []
-    for lr in results.design.watched:
-        for seed in range(results.design.seeds):
-            probed = results.records[Key(reading, task, "base", lr, seed, "mx")]
-            watched = results.watched[reading, task, lr, seed]
-            bad, last = probed.meta["first_bad_step"], results.design.base.steps - 1
-            if bad == last and not probed.meta["learned"]:
-                continue
-            steps = np.asarray(probed.arrays["probe_steps"])
-            script = np.asarray(watched.arrays["zeta_script"], float)
-            values = {
-                "zeta": (steps, np.asarray(probed.arrays["probe_zeta"], float)[:, 0, 0]),
-                "cos": (steps, np.asarray(probed.arrays["probe_cos"], float)[:, 0, 0]),
-                "script": (np.arange(len(script)), script),
-            }
-            found.append(Series(bad, values, (probed, watched)))
+    """MX runs in all settings of the problem; those that never learned are left out."""
+    found, design = [], results.design
+    for condition in design.problems:
+        for lr in design.rates:
+            for seed in range(design.seeds):
+                probed = results.records[Key(reading, task, condition, lr, seed, "mx")]
+                bad, last = probed.meta["first_bad_step"], design.base.steps - 1
+                if bad == last and not probed.meta["learned"]:
+                    continue
+                steps = np.asarray(probed.arrays["probe_steps"])
+                values = {
+                    "zeta": (steps, np.asarray(probed.arrays["probe_zeta"], float)[:, 0, 0]),
+                    "cos": (steps, np.asarray(probed.arrays["probe_cos"], float)[:, 0, 0]),
+                }
+                records: tuple[Record, ...] = (probed,)
+                watched = results.watched.get((reading, task, lr, seed))
+                if condition == "base" and watched is not None:
+                    script = np.asarray(watched.arrays["zeta_script"], float)
+                    values["script"] = (np.arange(len(script)), script)
+                    records = (probed, watched)
+                found.append(Series(bad, values, records))
     return found
 
 
@@ -91,6 +96,8 @@ def panel(axis: Axes, runs: Sequence[Series], row: str, zero: int, edges: Array,
     """Each run thin, from its divergence or from ``zero`` on; their median thick, with its 95 %."""
     middles = []
     for run in runs:
+        if row not in run.values:
+            continue
         steps, values = run.values[row]
         at = steps - (zero if run.diverged is None else run.diverged)
         inside = (at >= edges[0]) & (at < edges[-1])
@@ -139,7 +146,7 @@ def draw(results: Results, out: Path) -> Path:
                         panel(axis, each, row, zero, edges, LOOK[reading][0])
                     axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
                     axis.grid(axis="y")
-                    if not any(kept.values()):
+                    if not any(row in run.values for each in kept.values() for run in each):
                         axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes)
                 column[-1].set_xlabel("step − divergence" if diverge else "step − median")
         for axis, words in zip(axes[:, 0], ROWS.values(), strict=True):
@@ -149,16 +156,17 @@ def draw(results: Results, out: Path) -> Path:
             first.set_yscale("log")
         handles = [Line2D([], [], color=colour, label=words) for colour, words in LOOK.values()]
         figure.legend(handles=handles, loc="lower center", ncols=2, bbox_to_anchor=(0.5, 0.1))
-        rates = " and ".join(f"{lr:g}" for lr in design.watched)
+        rates = ", ".join(f"{lr:g}" for lr in design.rates)
         figure.text(
             0.01,
             0.008,
-            f"MX E4M3 runs of {design.seeds} seeds at lr {rates}, those that never learned left "
-            "out; n: paper's text, paper's code. Thin: runs; thick: medians of runs\nin bins of "
-            f"{width} steps, with 95 % bootstrap intervals. Runs that do not diverge are aligned "
-            "at the median step at which others of their task do. Upper\nrows: quantized against "
-            "exact gradient at the same weights on the same batch; lowest: what the script logs, "
-            "two runs' gradients each at its own weights.",
+            f"MX E4M3 runs of {design.seeds} seeds in {len(design.problems)} settings at lr "
+            f"{rates}, those that never learned left out; n: paper's text, paper's code. Thin:\n"
+            f"runs; thick: medians of runs in bins of {width} steps, with 95 % bootstrap intervals."
+            " Runs that do not diverge are aligned at the median step at which\nothers of their "
+            "task do. Upper rows: quantized against exact gradient at the same weights on the same "
+            "batch; lowest: what the script logs,\ntwo runs' gradients, each at its own weights "
+            "(base only).",
             **CAPTION,
         )
         command = f"python -m figures.{NAME} --tier {results.tier}"
