@@ -19,6 +19,8 @@ OTHERS := $(if $(filter smoke,$(TIER)),smoke,laptop)
 PAGE := $(if $(filter smoke,$(TIER)),results/claims_smoke/claims.md,docs/claims.md)
 DIAGRAMS := lr_depth lr_width lr_format lr_init lr_optimizer lr_batch lr_teacher_gain format_block \
 	activation_norm rule_rounding
+PICTURES := format_codes last_bin losses activation_norm_losses bias_to_divergence interventions \
+	hybrids $(addprefix phase_,$(DIAGRAMS)) quantized_edge controller
 
 reproduce: .venv/installed        ## the paper's claims: every study, figure and verdict (TIER=smoke: minutes)
 	$(RUN) -m studies.touchy_settings --tier $(OTHERS)
@@ -27,7 +29,7 @@ reproduce: .venv/installed        ## the paper's claims: every study, figure and
 	$(RUN) -m studies.phase_diagrams --tier $(OTHERS) --diagrams $(DIAGRAMS)
 	$(RUN) -m studies.controller --tier $(OTHERS)
 	$(RUN) -m studies.claims --tier $(TIER)
-	$(RUN) -m figures.all --tier $(TIER)
+	$(RUN) -m figures.all --tier $(OTHERS) --only $(PICTURES)
 	$(RUN) -m studies.claims --tier $(TIER) --page $(PAGE)
 
 test: .venv/installed-test        ## the whole test suite
