@@ -29,11 +29,12 @@ reproduce: .venv/installed        ## the paper's claims: every study, figure and
 	$(RUN) -m studies.phase_diagrams --tier $(OTHERS) --diagrams $(DIAGRAMS)
 	$(RUN) -m studies.controller --tier $(OTHERS)
 	$(RUN) -m studies.claims --tier $(TIER)
-	$(RUN) -m figures.all --tier $(OTHERS) --only $(PICTURES)
+	$(if $(filter cluster,$(TIER)),@echo "figures: python -m figures.losses --tier cluster and others like it",\
+		$(RUN) -m figures.all --tier $(OTHERS) --only $(PICTURES))
 	$(RUN) -m studies.claims --tier $(TIER) --page $(PAGE)
 
 test: .venv/installed-test        ## the whole test suite
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 crosscheck: .venv-torch/installed ## PyTorch's tests; every backend against one corpus (DEVICE=cuda: the GPU, too)
 	.venv-torch/bin/python -m pytest tests/backends
@@ -54,7 +55,7 @@ format: .venv/installed-test
 lower-bounds:                     ## the test suite on the oldest supported dependencies
 	$(PYTHON) -m venv .venv-lower
 	.venv-lower/bin/pip install --quiet -c tests/lower-bounds.txt -e '.[test]'
-	.venv-lower/bin/python -m pytest
+	.venv-lower/bin/python -m pytest -n 2 --dist loadfile
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

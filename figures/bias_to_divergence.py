@@ -28,7 +28,18 @@ from figures.command import draw_stored, saved, source
 from figures.style import BLUE, CAPTION, PAGE_WIDTH, STYLE, VERMILION
 from mxsim.stats import median_over_seeds
 from mxsim.store import Record
-from studies.claims import READINGS, STUDY, TASKS, Key, Reading, Results, Task, Tier, load
+from studies.claims import (
+    READINGS,
+    STUDY,
+    TASKS,
+    Key,
+    Reading,
+    Results,
+    Task,
+    Tier,
+    failed_at,
+    load,
+)
 
 Array = NDArray[Any]
 
@@ -62,8 +73,8 @@ def series(results: Results, task: Task, reading: Reading) -> list[Series]:
         for lr in design.rates:
             for seed in range(design.seeds):
                 probed = results.records[Key(reading, task, condition, lr, seed, "mx")]
-                bad, last = probed.meta["first_bad_step"], design.base.steps - 1
-                if bad == last and not probed.meta["learned"]:
+                bad = failed_at(probed)
+                if bad is None and not probed.meta["learned"]:
                     continue
                 steps = np.asarray(probed.arrays["probe_steps"])
                 values = {

@@ -30,7 +30,7 @@ from rich.console import Console
 from mxsim import ProbePlan, ProxyConfig, scheme
 from mxsim.estimate import cost_of, in_words
 from mxsim.executors import Execution
-from mxsim.grid import FAILURES, requantize, state_of
+from mxsim.grid import requantize
 from mxsim.outcome import DivergenceRule
 from mxsim.precision import PrecisionScheme
 from mxsim.progress import describe, execute
@@ -259,6 +259,21 @@ def watches(design: Design) -> dict[tuple[Reading, Task, float, int], Watch]:
 # ---------------------------------------------------------------- what came of it
 
 
+def failed_at(record: Record) -> int | None:
+    """The step of the first NaN or Inf, or at which a spike began that the run did not leave.
+
+    Left: back within the rule's patience, and not open at the end.  None else; so also for a run
+    whose loss only came down too slowly to count as learned by the end.
+    """
+    if record.meta["status"] == "nonfinite":
+        return int(record.meta["first_bad_step"])
+    patience = record.meta["rule"]["patience"]
+    for spike in record.meta["spikes"]:
+        if spike["length"] is None or spike["length"] > patience:
+            return int(spike["step"])
+    return None
+
+
 @dataclass(frozen=True)
 class Results:
     """Every run's record, and every watched pair's; where other studies' results lie."""
@@ -275,12 +290,16 @@ class Results:
         return len({record.id for record in (*self.records.values(), *self.watched.values())})
 
     def failed(self, key: Key) -> bool:
-        """Whether a run diverged or became non-finite."""
-        return state_of(self.records[key]) in FAILURES
+        """Whether a run became non-finite or ran into a spike that it did not leave."""
+        return failed_at(self.records[key]) is not None
 
     def troubled(self, key: Key) -> bool:
         """Whether it failed or spiked at all, recovered or not."""
-        return state_of(self.records[key]) != "ok"
+        return self.failed(key) or bool(self.records[key].meta["spikes"])
+
+    def slow(self, key: Key) -> bool:
+        """Whether a run did not fail, but had not learned by its end."""
+        return not self.failed(key) and not self.records[key].meta["learned"]
 
     def pairs(
         self, reading: Reading, task: Task, condition: str

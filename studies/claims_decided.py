@@ -59,11 +59,19 @@ def compared(results: Results, words: str, one: str, other: str) -> Iterator[Fin
         yield finding("optimizer-driven", "", task, words, _difference(*own))
 
 
-def _counts(results: Results, reading: Reading, task: Task, labels: Sequence[str]) -> str:
+def _counts(
+    results: Results,
+    reading: Reading,
+    task: Task,
+    labels: Sequence[str],
+    outcome: Outcome | None = None,
+    verb: str = "fail",
+) -> str:
+    happened = outcome or results.failed
     pairs = [p for label in labels for p in results.pairs(reading, task, label).values()]
-    fails = [(results.failed(mx), results.failed(exact)) for mx, exact in pairs]
-    both, mx, exact = (fails.count(each) for each in ((True, True), (True, False), (False, True)))
-    return f"{both} fail in both, {mx} in MX only, {exact} in exact only"
+    seen = [(happened(mx), happened(exact)) for mx, exact in pairs]
+    both, mx, exact = (seen.count(each) for each in ((True, True), (True, False), (False, True)))
+    return f"{both} {verb} in both, {mx} in MX only, {exact} in exact only"
 
 
 # ---------------------------------------------------------------- the claims
@@ -86,7 +94,7 @@ def spikes(results: Results) -> Verdict:
                 task,
                 "spikes or failure, MX against exact",
                 values,
-                _counts(results, reading, task, labels),
+                _counts(results, reading, task, labels, results.troubled, "spike or fail"),
             )
         )
     shares = [

@@ -45,7 +45,8 @@ def _head(results: Results, path: Path) -> Iterator[str]:
     yield (
         "Su et al. (2025, arXiv:2506.20752) explain the instabilities of MX training on a "
         "student-teacher proxy. Here each of their claims about it is put to the test on pairs of "
-        "runs, exact and MX, that share weights, teacher and data. This page is written by "
+        "runs, exact and MX, that share weights, inputs and (but for the script's quantized "
+        "teacher, under which an MX run has other targets) teacher. This page is written by "
         f"`{command(results, path)}` from stored results."
     )
     yield ""
@@ -101,7 +102,10 @@ def _how() -> Iterator[str]:
     yield ""
     yield (
         "The rules stand in studies/claims_verdicts.py and are older than the runs; only the "
-        "results of the other studies cited here were known before. A failed "
+        "results of the other studies cited here were known before. One rule is younger, what a "
+        "failure is: a NaN or Inf, or a spike of the loss that the run does not leave. At first a "
+        "run that had not learned enough by its last step counted, too, and most of those were "
+        "slow, not unstable. A failed "
         "MX run is *optimizer-driven* if its exact pair fails too, else *precision-induced*. "
         "Failures are compared pair by pair: precision-induced is MX minus exact (of two settings, "
         "the difference of the two), optimizer-driven the exact runs alone. Exact sign test "
@@ -113,7 +117,10 @@ def _how() -> Iterator[str]:
     yield (
         f"*holds*: p < {ALPHA} in the claim's direction. *opposite*: the other way. *not seen*: "
         f"p at least {ALPHA} and a difference of {MARGIN:g} of all pairs excluded. *undecided*: n "
-        "is too small to tell."
+        "is too small to tell. With 12 pairs that is soon: one pair that tells the two apart "
+        "forbids *not seen*, and *holds* wants six or more on one side and none on the other. "
+        "Intervals are not widened for the number of comparisons; claim 10's p is not corrected, "
+        "nor is the searched part of claim 1 for the rest of it."
     )
     yield ""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mxsim.mechanism import gaussian_clamp
 from mxsim.stats import NOTHING, median_over_seeds, share
 from mxsim.store import Record
-from studies.claims import CONTEXTS, Arm, Key, Reading, Results, Task
+from studies.claims import CONTEXTS, Arm, Key, Reading, Results, Task, failed_at
 from studies.claims_verdicts import (
     Finding,
     Kind,
@@ -34,14 +34,6 @@ def series_of(record: Record, name: str) -> Floats:
     one = values[:, 0, 0]  # its own scheme, over all parameters
     with np.errstate(divide="ignore"):
         return np.log(one) if name == "zeta" else one
-
-
-def failed_at(record: Record) -> int | None:
-    """The step at which a run began to fail; None if it did not, or by never learning."""
-    bad = record.meta["first_bad_step"]
-    if bad is None or not (record.meta["spikes"] or record.meta["status"] == "nonfinite"):
-        return None
-    return int(bad)
 
 
 def change(values: Floats, probes: int) -> float:

@@ -186,7 +186,9 @@ def made_up(
         }
         meta: Mapping[str, Any] = {
             "status": "diverged" if failed else "ok",
-            "spikes": [{"step": 20}] if failed else [],
+            "rule": {"patience": 200},
+            "learned": True,
+            "spikes": [{"step": 20, "length": None}] if failed else [],
             "first_bad_step": 20 if failed else None,
             "eval_loss": loss(key),
         }
@@ -210,7 +212,7 @@ def test_claim_1_tells_precision_from_the_optimizer() -> None:
     assert words_of(verdict, reading="paper_text") == {"not seen", "missing"}
     shared = claims_decided.spikes(made_up(lambda k: k.lr > 0.1))
     assert words_of(shared) == {"not seen", "missing"}  # the search has not been run
-    assert "78 fail in both" in shared.findings[0].detail
+    assert "78 spike or fail in both" in shared.findings[0].detail
 
 
 def test_claims_2_to_4_and_11_tell_settings_apart() -> None:
@@ -348,13 +350,32 @@ def test_counts_on_the_page_are_the_records_own(root: Path) -> None:
         for label in results.design.problems
         for pair in results.pairs("paper_text", TASKS[0], label).values()
     ]
-    both = sum(
-        results.records[mx].meta["status"] != "ok" and results.records[exact].meta["status"] != "ok"
-        for mx, exact in pairs
-    )
+
+    def spiked(key: Key) -> bool:
+        meta = results.records[key].meta
+        return meta["status"] == "nonfinite" or bool(meta["spikes"])
+
+    both = sum(spiked(mx) and spiked(exact) for mx, exact in pairs)
     assert first.estimate.n == len(pairs) == 2 * len(results.design.problems)
-    assert first.detail.startswith(f"{both} fail in both")
+    assert first.detail.startswith(f"{both} spike or fail in both")
     assert 0 < both < len(pairs)
+
+
+def test_slow_learning_is_no_failure_and_a_spike_that_is_left_neither() -> None:
+    def record(status: str, length: int | None = None, spikes: bool = True) -> Record:
+        meta = {
+            "status": status,
+            "first_bad_step": 499,
+            "rule": {"patience": 200},
+            "spikes": [{"step": 40, "length": length}] if spikes else [],
+        }
+        return Record("made up", {}, meta)
+
+    assert claims.failed_at(record("diverged", spikes=False)) is None  # never learned
+    assert claims.failed_at(record("diverged", 30)) is None  # nor this one, which spiked early
+    assert claims.failed_at(record("diverged", 201)) == 40
+    assert claims.failed_at(record("diverged", None)) == 40
+    assert claims.failed_at(record("nonfinite", 30)) == 499
 
 
 def test_a_missing_run_is_an_error(root: Path, tmp_path: Path) -> None:

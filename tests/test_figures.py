@@ -36,7 +36,8 @@ def made_up(seeds: int = 3, steps: int = 24) -> claims.Results:
             "status": "diverged" if bad else "ok",
             "first_bad_step": DIVERGED if bad else None,
             "learned": True,
-            "spikes": [],
+            "spikes": [{"step": DIVERGED, "length": None}] if bad else [],
+            "rule": {"patience": 200},
             "eval_loss": 2.0 if key.arm == "mx" else 1.0,
         }
         arrays = {
@@ -96,7 +97,7 @@ def test_runs_are_aligned_at_their_divergence_and_those_that_never_learned_left_
     rising = np.arange(0, DIVERGED, design.probe_every) + 0.1
     np.testing.assert_allclose(values[steps < DIVERGED], rising)
     never = claims.Key("paper_text", "script", "base", highest, 0, "mx")
-    meta = {"first_bad_step": design.base.steps - 1, "learned": False}
+    meta = {"first_bad_step": design.base.steps - 1, "learned": False, "spikes": []}
     old = results.records[never]
     records = {**results.records, never: Record(old.id, old.arrays, {**old.meta, **meta})}
     fewer = bias_to_divergence.series(replace(results, records=records), "script", "paper_text")
