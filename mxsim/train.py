@@ -135,6 +135,15 @@ class Training:
         self.__dict__.pop("_bench", None)  # made of the settings: to be made again
 
     @property
+    def _batches(self) -> data.Batches:
+        return self._bench.batches
+
+    def _evaluate(self, x: Array, y: Array) -> float:
+        """The loss on a sample of the weights as they are."""
+        cfg = self.config
+        return evaluate(self.params, x, y, cfg, self.scheme, cfg.steps)
+
+    @property
     def last_gradient(self) -> Array:
         """The flat gradient (size,) of the step done last; a buffer of the next one."""
         return self._bench.flat_grads
@@ -195,8 +204,8 @@ class Training:
         bad_step, bad_tensor = self.bad_step, self.bad_tensor
         started = time.perf_counter()
         with one_blas_thread(), np.errstate(all="ignore"):
-            x, y = data.held_out(cfg, self._bench.batches.teacher)
-            eval_loss = evaluate(params, x, y, cfg, self.scheme, cfg.steps)
+            x, y = data.held_out(cfg, self._batches.teacher)
+            eval_loss = self._evaluate(x, y)
             if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
                 bad_step = cfg.steps - 1
                 bad_tensor = first_nonfinite_parameter(params) or "held-out loss"

@@ -6,7 +6,6 @@ What a run is, how it is judged and saved is train.py's; a step's arithmetic is 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import platform
 import time
@@ -35,7 +34,7 @@ from mxsim.backends.torch_step import DeviceStep, captured
 from mxsim.bias import ProbePlan
 from mxsim.config import ProxyConfig
 from mxsim.layout import as_integer
-from mxsim.outcome import DivergenceRule, judge
+from mxsim.outcome import DivergenceRule
 from mxsim.precision import PrecisionScheme
 from mxsim.proxy import parameter_views
 from mxsim.train import Run, Training, first_nonfinite_parameter, start, uninterrupted
@@ -212,41 +211,23 @@ class TorchTraining(Training):
         """Stop drawing batches ahead: of a run that is not finished."""
         self._feed.close()
 
+    @property
+    def _batches(self) -> data.Batches:
+        return self._feed.batches
+
+    def _evaluate(self, x: Array, y: Array) -> float:
+        step = self.step_on_device
+        on_device = [torch.from_numpy(a).to(step.x.device) for a in (x, y)]
+        with ieee_float32():
+            cfg = self.config
+            loss: float = evaluate(step.flat, *on_device, cfg, self.scheme, cfg.steps)
+        return loss
+
     def finish(self) -> Run:
         """Evaluate on the held-out set and judge; ValueError while steps are left."""
-        if not self.ended:
-            raise ValueError(
-                f"the run must have ended; {self.step} of {self.config.steps} steps are done"
-            )
-        cfg, step = self.config, self.step_on_device
+        run = super().finish()
         self.close()
-        bad_step, bad_tensor = self.bad_step, self.bad_tensor
-        started = time.perf_counter()
-        with ieee_float32(), np.errstate(all="ignore"):
-            x, y = data.held_out(cfg, self._feed.batches.teacher)
-            on_device = [torch.from_numpy(a).to(step.x.device) for a in (x, y)]
-            eval_loss = evaluate(step.flat, *on_device, cfg, self.scheme, cfg.steps)
-            if bad_step is None and not math.isfinite(eval_loss):  # the last update's doing
-                bad_step = cfg.steps - 1
-                bad_tensor = first_nonfinite_parameter(self.params) or "held-out loss"
-            zero_loss = float(np.mean(np.square(y), dtype=np.float64))
-            input_power = float(np.mean(np.square(x), dtype=np.float64))
-        trivial_loss = max(zero_loss, input_power)
-        return Run(
-            config=cfg,
-            scheme=self.scheme,
-            rule=self.rule,
-            losses=self.losses,
-            grad_norms=self.grad_norms,
-            outcome=judge(self.losses, eval_loss, trivial_loss, self.rule, bad_step, bad_tensor),
-            eval_loss=eval_loss,
-            zero_loss=zero_loss,
-            input_power=input_power,
-            probes=self.probes,
-            params=self.params,
-            seconds=self.seconds + time.perf_counter() - started,
-            probe_seconds=self.probe_seconds,
-        )
+        return run
 
     def describe(self) -> dict[str, Any]:
         """``describe_device``, and whether a graph was replayed."""
