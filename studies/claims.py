@@ -12,6 +12,10 @@ readings and on two tasks:
 - ``script``, the script's task, whose teacher's outputs are near zero; ``unit``, the same with a
   gain a layer that gives them unit variance.
 
+Of what precision alone changes, the same pairs are run once more in a third place, ``searched``: a
+setting that studies/touchy_settings.py found to fail oftener in MX, on seeds that it has not seen.
+Where nothing fails in MX only, no remedy can show.
+
 An exact run does not depend on the reading, nor on a condition that changes precision alone: it is
 run once.  What is decided, and by what rule, is in claims_verdicts.py; what other studies' stored
 results say in claims_cited.py; the page in claims_page.py.  Here: the runs, and how they are read.
@@ -20,7 +24,7 @@ results say in claims_cited.py; the page in claims_page.py.  Here: the runs, and
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,20 +42,24 @@ from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
 from studies.claims_teacher import with_unit_teacher
 from studies.claims_watch import Watch
+from studies.touchy_settings import SLOW
 
 Tier = Literal["smoke", "laptop", "cluster"]
 Reading = Literal["paper_text", "paper_code"]
-Task = Literal["script", "unit"]
+Task = Literal["script", "unit", "searched"]
 Arm = Literal["exact", "mx"]
 STUDY = "claims"
 READINGS: tuple[Reading, ...] = ("paper_text", "paper_code")
 TASKS: tuple[Task, ...] = ("script", "unit")
+PLACES: tuple[Task, ...] = (*TASKS, "searched")
 CONTEXTS: tuple[tuple[Reading, Task], ...] = tuple((r, t) for r in READINGS for t in TASKS)
+ALL_CONTEXTS: tuple[tuple[Reading, Task], ...] = tuple((r, t) for r in READINGS for t in PLACES)
 # As in studies/phase_diagrams.py: a tenth of the trivial loss is within reach of the script's task,
 # and half of it of the other's.
 RULES: Mapping[Task, DivergenceRule] = {
     "script": DivergenceRule(learned_fraction=0.1),
     "unit": DivergenceRule(),
+    "searched": DivergenceRule(learned_fraction=0.1),
 }
 
 
@@ -60,6 +68,7 @@ class Condition:
     """One factor changed from the base: the problem (``config``, a factor of the ``rate``) or MX.
 
     text, code: the MX scheme under each reading; None where the reading does not have it.
+    places: where it is run.
     """
 
     label: str
@@ -67,6 +76,7 @@ class Condition:
     text: PrecisionScheme | None = scheme("paper_text")  # noqa: RUF009  (frozen)
     code: PrecisionScheme | None = scheme("paper_code")  # noqa: RUF009
     rate: float = 1.0
+    places: tuple[Task, ...] = PLACES
 
     def mx(self, reading: Reading) -> PrecisionScheme | None:
         """The MX scheme of a reading."""
@@ -75,7 +85,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Design:
-    """What a tier runs: all conditions at all ``rates`` (of the base), over ``seeds``."""
+    """What a tier runs: all conditions at all ``rates`` (of the base), over ``seeds``.
+
+    ``searched``: that place's base, at its own rate alone, over ``searched_seeds``.
+    """
 
     base: ProxyConfig
     depths: tuple[int, int]
@@ -85,6 +98,8 @@ class Design:
     seeds: int
     sgd_rate: float
     """Its rate over Adam's, for momentum 0.9."""
+    searched: ProxyConfig
+    searched_seeds: range
     more: tuple[Condition, ...] = ()
     probe_every: int = 20
     """Steps between probes: of MX runs under their own scheme, of the base's exact ones both."""
@@ -95,6 +110,14 @@ class Design:
     def problems(self) -> tuple[str, ...]:
         """Labels of the conditions that leave the reading's MX scheme as it is."""
         return tuple(c.label for c in conditions(self) if c.config or c.label == "base")
+
+    def rates_of(self, task: Task) -> tuple[float, ...]:
+        """The rates of a place."""
+        return (self.searched.lr,) if task == "searched" else self.rates
+
+    def seeds_of(self, task: Task) -> range:
+        """The seeds of a place."""
+        return self.searched_seeds if task == "searched" else range(self.seeds)
 
     @property
     def watched(self) -> tuple[float, ...]:
@@ -111,6 +134,10 @@ DESIGNS: Mapping[Tier, Design] = {
         rates=(0.02, 0.5),
         seeds=1,
         sgd_rate=64,
+        searched=ProxyConfig(
+            width=16, depth=2, batch=16, steps=24, lr=0.02, eval_samples=64, norm="rms"
+        ),
+        searched_seeds=range(200, 202),
         probe_every=12,
         watch_every=12,
     ),
@@ -119,9 +146,12 @@ DESIGNS: Mapping[Tier, Design] = {
         depths=(2, 8),
         widths=(32, 128),
         blocks=(16, 64),
-        rates=(0.01, 0.02, 0.035),  # half fail at 0.036 (python -m studies.phase_diagrams)
-        seeds=4,
+        # Half fail at 0.036 (python -m studies.phase_diagrams); at 0.01 none does.
+        rates=(0.02, 0.035, 0.05),
+        seeds=8,
         sgd_rate=64,  # half fail at 2.2
+        searched=SLOW,
+        searched_seeds=range(200, 216),
     ),
     "cluster": Design(  # the paper's sizes
         ProxyConfig(width=512, depth=4, batch=2048, steps=9000, lr=6e-4, eval_samples=32768),
@@ -131,6 +161,8 @@ DESIGNS: Mapping[Tier, Design] = {
         rates=(1e-5, 5e-5, 1e-4, 5e-4, 6e-4, 1e-3),
         seeds=8,
         sgd_rate=64,
+        searched=SLOW,
+        searched_seeds=range(200, 264),
         more=(
             Condition("depth 6", {"depth": 6}),
             Condition("cosine", {"schedule": "cosine", "lr_min": 1e-5}),
@@ -143,7 +175,6 @@ def conditions(design: Design) -> tuple[Condition, ...]:
     """The base, and all that differs from it in one factor."""
     text, code = scheme("paper_text"), scheme("paper_code")
     of_problem = [
-        Condition("base"),
         *(Condition(f"depth {n}", {"depth": n}) for n in design.depths),
         *(Condition(f"width {n}", {"width": n}) for n in design.widths),
         *(Condition(f"norm {n}", {"norm": n}) for n in ("none", "layer_no_affine", "rms")),
@@ -151,6 +182,7 @@ def conditions(design: Design) -> tuple[Condition, ...]:
         Condition("xavier", {"init": "xavier"}),
         Condition("sgd", {"optimizer": "sgd", "momentum": 0.9}, rate=design.sgd_rate),
         Condition("adamw", {"optimizer": "adamw", "weight_decay": 0.1}),
+        *design.more,
     ]
     of_precision = [
         Condition(
@@ -185,11 +217,36 @@ def conditions(design: Design) -> tuple[Condition, ...]:
             code=scheme("paper_code", backward="exact"),
         ),
     ]
+    # Losses can be compared with the exact run's only where the targets are the same.
     of_faults = [
-        Condition("beta trained", text=None, code=replace(code, frozen_beta=False)),
-        Condition("exact teacher", text=None, code=replace(code, quantized_teacher=False)),
+        Condition("beta trained", text=None, code=replace(code, frozen_beta=False), places=TASKS),
+        *(
+            Condition(f"{label}exact teacher", text=None, code=replace(it, quantized_teacher=False))
+            for label, it in (
+                ("", code),
+                ("bf16 activations, ", scheme("paper_code", acts="bf16")),
+                ("exact backward, ", scheme("paper_code", backward="exact")),
+            )
+        ),
     ]
-    return (*of_problem, *of_precision, *of_faults, *design.more)
+    where_mx_fails = [
+        Condition("GEMM operands alone", text=scheme("gemm_e4m3"), code=None, places=("searched",)),
+        Condition("norm gains alone", text=scheme("ln_only_e4m3"), code=None, places=("searched",)),
+        Condition(
+            "E5M2",
+            text=scheme("all_e5m2"),
+            code=scheme("paper_code", fwd="mxfp8_e5m2"),
+            places=("searched",),
+        ),
+        Condition("half the rate", rate=0.5, places=("searched",)),
+    ]
+    return (
+        Condition("base"),
+        *(replace(each, places=TASKS) for each in of_problem),
+        *of_precision,
+        *of_faults,
+        *where_mx_fails,
+    )
 
 
 @dataclass(frozen=True, order=True)
@@ -208,7 +265,8 @@ def config_of(
     design: Design, task: Task, condition: Condition, lr: float, seed: int
 ) -> ProxyConfig:
     """The problem of a run."""
-    cfg = replace(design.base, **condition.config, lr=lr * condition.rate, seed=seed)
+    base = design.searched if task == "searched" else design.base
+    cfg = replace(base, **condition.config, lr=lr * condition.rate, seed=seed)
     return with_unit_teacher(cfg) if task == "unit" else cfg
 
 
@@ -216,8 +274,10 @@ def points(design: Design) -> dict[Key, Point]:
     """Every run.  Keys whose settings are the same share one (equal ids).  Seeds outermost."""
     found: dict[Key, Point] = {}
     both = tuple((reading, scheme(reading)) for reading in READINGS)
-    for seed, task, lr in _grid(design):
+    for seed, task, lr in _grid(design, PLACES):
         for condition in conditions(design):
+            if task not in condition.places:
+                continue
             cfg = config_of(design, task, condition, lr, seed)
             for reading in READINGS:
                 own = condition.mx(reading)
@@ -233,11 +293,12 @@ def points(design: Design) -> dict[Key, Point]:
     return found
 
 
-def _grid(design: Design) -> Iterator[tuple[int, Task, float]]:
-    for seed in range(design.seeds):
-        for task in TASKS:
-            for lr in design.rates:
-                yield seed, task, lr
+def _grid(design: Design, tasks: Sequence[Task]) -> Iterator[tuple[int, Task, float]]:
+    for seed in sorted({seed for task in tasks for seed in design.seeds_of(task)}):
+        for task in tasks:
+            if seed in design.seeds_of(task):
+                for lr in design.rates_of(task):
+                    yield seed, task, lr
 
 
 def watches(design: Design) -> dict[tuple[Reading, Task, float, int], Watch]:
@@ -250,7 +311,7 @@ def watches(design: Design) -> dict[tuple[Reading, Task, float, int], Watch]:
             RULES[task],
             design.watch_every,
         )
-        for seed, task, lr in _grid(design)
+        for seed, task, lr in _grid(design, TASKS)
         if lr in design.watched
         for reading in READINGS
     }
@@ -310,8 +371,8 @@ class Results:
                 Key(reading, task, condition, lr, seed, "mx"),
                 Key(reading, task, condition, lr, seed, "exact"),
             )
-            for lr in self.design.rates
-            for seed in range(self.design.seeds)
+            for lr in self.design.rates_of(task)
+            for seed in self.design.seeds_of(task)
         }
 
 
@@ -337,8 +398,8 @@ class Arguments(Execution):
     """The paper's claims about the proxy, one by one, with verdicts."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: about 1400 runs of a second or two; cluster: the paper's
-    sizes."""
+    """smoke: seconds, for tests; laptop: about 3200 runs of a second or two, 450 of them of five;
+    cluster: the paper's sizes."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     page: Path | None = None
