@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,17 @@ from numpy.typing import NDArray
 from mxsim.mechanism import gaussian_clamp
 from mxsim.stats import NOTHING, median_over_seeds, share
 from mxsim.store import Record
-from studies.claims import CONTEXTS, Arm, Key, Reading, Results, Task, failed_at
+from studies.claims import (
+    ALL_CONTEXTS,
+    CONTEXTS,
+    TASKS,
+    Arm,
+    Key,
+    Reading,
+    Results,
+    Task,
+    failed_at,
+)
 from studies.claims_verdicts import (
     Finding,
     Kind,
@@ -23,6 +32,7 @@ from studies.claims_verdicts import (
 )
 
 Floats = NDArray[np.float64]
+SCRIPT_METRIC = "the script's zeta"
 LAST, EARLIER = 3, 5  # probes just before the failure, and those before them
 
 
@@ -95,8 +105,6 @@ def peak(results: Results, reading: Reading, task: Task) -> list[tuple[bool, flo
     for key in own_scheme(results, reading, task, "mx"):
         record = results.records[key]
         failed, bad = results.failed(key), failed_at(record)
-        if failed and bad is None:  # it never learned: there is no moment of failure
-            continue
         stop = None if bad is None else -(-bad // results.design.probe_every)
         zeta = np.exp(series_of(record, "zeta")[:stop])
         if np.isfinite(zeta).any():
@@ -130,20 +138,17 @@ def saturation(results: Results, reading: Reading, task: Task, tensor: str) -> l
 def gradient_bias(results: Results) -> Verdict:
     """Claim 5."""
     found = []
-    for reading, task in CONTEXTS:
+    for reading, task in ALL_CONTEXTS:
         for words, series, sign in (("zeta grows", "zeta", 1), ("cos falls", "cos", -1)):
             for kind, values in before_failure(results, reading, task, series).items():
                 detail = f"median {np.median(values):+.2g}" if values else ""
                 signs = [float(np.sign(sign * v)) for v in values]
                 found.append(finding(kind, reading, task, words, signs, detail))
         peaks = peak(results, reading, task)
-        failing = [p for failed, p in peaks if failed]
-        calm = [p for failed, p in peaks if not failed]
-        over = [sum(p > 2 for p in each) for each in (failing, calm)]
-        estimate, p = two_shares(over[0], len(failing), over[1], len(calm))
-        detail = f"{over[0]} of {len(failing)} failing, {over[1]} of {len(calm)} other runs"
-        words = "a zeta above 2 foretells failure"
-        found.append(Finding("measured", reading, task, words, estimate, p, "undecided", p, detail))
+        found.append(_foretold(peaks, reading, task, "a zeta above 2 foretells failure"))
+    for reading, task in CONTEXTS:
+        peaks = script_peak(results, reading, task)
+        found.append(_foretold(peaks, reading, task, f"{SCRIPT_METRIC} above 2 foretells failure"))
     return Verdict(
         5,
         "zeta grows and cos falls before divergence, which comes at a norm of Z of about 2",
@@ -153,34 +158,41 @@ def gradient_bias(results: Results) -> Verdict:
         "the last three before the first bad step (log of zeta; cos), against the median change of "
         "runs that do not fail, at the same steps: failing runs in which it is larger minus those "
         "in which it is smaller, sign test. And whether zeta exceeds 2 before the failure oftener "
-        "than in runs that do not fail (Fisher).",
+        "than in runs that do not fail (Fisher), by the probes and, in the watched pairs, by the "
+        "script's own measure: the squared ratio between the gradients of two trajectories.",
         corrected(found),
-        tuple(_script_metric(results)),
     )
 
 
-def _script_metric(results: Results) -> Iterator[str]:
-    """What the script's own metric would say of the watched pairs."""
-    for reading, task in CONTEXTS:
-        records = [r for (a, b, _, _), r in results.watched.items() if (a, b) == (reading, task)]
-        over: dict[bool, list[bool]] = {True: [], False: []}
-        for record in records:
-            bad = record.meta["first_bad_step"]
-            series = record.arrays["zeta_script"][1:bad]
-            if np.isfinite(series).any():
-                over[bad is not None].append(bool(np.nanmax(series) > 2))
-        yield (
-            f"The script's zeta (squared, between two trajectories), {reading}, {task}: above 2 "
-            f"before the end in {sum(over[True])} of {len(over[True])} failing and "
-            f"{sum(over[False])} of {len(over[False])} other runs."
-        )
+def _foretold(peaks: list[tuple[bool, float]], reading: str, task: str, words: str) -> Finding:
+    """Of (failed, highest zeta): is it above 2 oftener in the runs that fail?"""
+    failing = [p for failed, p in peaks if failed]
+    calm = [p for failed, p in peaks if not failed]
+    over = [sum(p > 2 for p in each) for each in (failing, calm)]
+    estimate, p = two_shares(over[0], len(failing), over[1], len(calm))
+    detail = f"{over[0]} of {len(failing)} failing, {over[1]} of {len(calm)} other runs"
+    return Finding("measured", reading, task, words, estimate, p, "undecided", p, detail)
+
+
+def script_peak(results: Results, reading: Reading, task: Task) -> list[tuple[bool, float]]:
+    """(failed, highest value of the script's zeta before the failure) of each watched MX run.
+
+    The first step is left out: both runs still have the same weights there.
+    """
+    found = []
+    for (a, b, _, _), record in results.watched.items():
+        bad = failed_at(record)
+        series = record.arrays["zeta_script"][1:bad]
+        if (a, b) == (reading, task) and np.isfinite(series).any():
+            found.append((bad is not None, float(np.nanmax(series))))
+    return found
 
 
 def last_bin(results: Results) -> Verdict:
     """Claim 6."""
     found, notes = [], []
     reference = gaussian_clamp("mxfp8_e4m3").elements
-    for reading, task in CONTEXTS:
+    for reading, task in ALL_CONTEXTS:
         for kind, values in before_failure(results, reading, task, "gamma_saturated").items():
             signs = [float(np.sign(v)) for v in values]
             found.append(
@@ -188,7 +200,7 @@ def last_bin(results: Results) -> Verdict:
             )
     tested = corrected(found)
     measured = []
-    for reading, task in CONTEXTS:
+    for reading, task in ALL_CONTEXTS:
         for arm in ("mx", "exact"):
             runs = crowded(results, reading, task, arm)
             estimate = share(sum(runs), len(runs)) if runs else NOTHING
@@ -198,6 +210,8 @@ def last_bin(results: Results) -> Verdict:
                 measured.append(Finding("measured", reading, task, words, estimate, np.nan, word))
             else:
                 notes.append(f"{words}, {task}: {estimate}, n {estimate.n}")
+        if task not in TASKS:  # no pair is watched there
+            continue
         shares = np.array(saturation(results, reading, task, "ln_output"))
         overflow = median_over_seeds(100 * shares)
         measured.append(

@@ -140,12 +140,15 @@ def decide_range(estimate: Estimate, low: float, high: float) -> Word:
 
 
 def corrected(findings: Iterable[Finding], either: bool = False) -> tuple[Finding, ...]:
-    """Holm over the findings that have a p-value to be decided by, and their words."""
+    """Holm over the findings, and their words; what is missing stays so, and does not count."""
     found = list(findings)
     rule = decide_either if either else decide
+    adjusted = iter(holm([f.p for f in found if f.word != "missing"]))
     return tuple(
-        replace(finding, adjusted=p, word=rule(finding.estimate, p))
-        for finding, p in zip(found, holm([f.p for f in found]), strict=True)
+        each
+        if each.word == "missing"
+        else replace(each, adjusted=(p := next(adjusted)), word=rule(each.estimate, p))
+        for each in found
     )
 
 
