@@ -27,7 +27,8 @@ from mxsim.proxy import (
     parameter_views,
     workspace,
 )
-from mxsim.quantize import Rounder, quantize
+from mxsim.quantize import quantize
+from mxsim.rounders import Rounder
 from mxsim.threads import one_blas_thread
 
 Array = NDArray[Any]

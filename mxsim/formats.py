@@ -183,6 +183,8 @@ class IntFormat:
 
 Element = FloatFormat | IntFormat
 
+E4M3 = FloatFormat(4, 3, "nan")  # NVFP4's block scale, too
+
 
 @dataclass(frozen=True)
 class BlockFormat:
@@ -247,7 +249,7 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
     {
         f.name: f
         for f in (
-            BlockFormat("mxfp8_e4m3", FloatFormat(4, 3, "nan")),
+            BlockFormat("mxfp8_e4m3", E4M3),
             BlockFormat("mxfp8_e5m2", FloatFormat(5, 2, "ieee")),
             BlockFormat("mxfp6_e3m2", FloatFormat(3, 2, "none")),
             BlockFormat("mxfp6_e2m3", FloatFormat(2, 3, "none")),
@@ -265,3 +267,12 @@ ELEMENTWISE: Mapping[str, FloatFormat] = MappingProxyType(
     {"bf16": FloatFormat(8, 7), "fp16": FloatFormat(5, 10), "fp32": FloatFormat(8, 23)}
 )
 """Formats applied element by element, without a shared scale."""
+
+
+def as_format(fmt: object) -> BlockFormat:
+    """The BlockFormat named or given; ValueError for an unknown name, TypeError otherwise."""
+    if isinstance(fmt, BlockFormat):
+        return fmt
+    if not isinstance(fmt, str):
+        raise TypeError(f"fmt must be a BlockFormat or one of {', '.join(FORMATS)}; got {fmt!r}")
+    return FORMATS[choose("fmt", fmt, FORMATS)]

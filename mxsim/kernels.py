@@ -1,6 +1,7 @@
-"""The Numba loops behind quantize.py: block maxima, rows, codes.
+"""The Numba loops behind quantize.py: scales from block maxima, rows, codes, statistics.
 
-What happens to one element or one scale is in rounding.py.  What holds everywhere here:
+What happens to one element or one scale is in rounding.py, maxima are in maxima.py.  What holds
+everywhere here:
 
 - Arrays arrive C-contiguous as (outer, n, m), in blocks of (rows, columns).  Blocks along the last
   axis have one row, blocks along the first one column.  Loops walk rows and keep one row of block
@@ -8,7 +9,7 @@ What happens to one element or one scale is in rounding.py.  What holds everywhe
 - Constants arrive as arguments in the array's own float type: a captured global would be frozen
   into the compile cache, and a float64 literal would widen float32 arithmetic.
 
-Arguments that always travel together are tuples, built in quantize.py: ``scaling``, ``grid`` and
+Arguments that always travel together are tuples, built in rounders.py: ``scaling``, ``grid`` and
 ``layout`` (see rounding.py), ``random`` (see philox.draw), and
 
     style = (mode, zero, one_sided)     rounding; -0.0, or 0.0 where -0 is lost; two's complement
@@ -20,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from mxsim.bits import from_bits, largest_of_32, magnitude_bits, with_sign
+from mxsim.bits import with_sign
 from mxsim.jit import kernel
-from mxsim.philox import WINDOW, draw
+from mxsim.maxima import block_maxima, spread, tile_maxima, tile_width
+from mxsim.philox import draw
 from mxsim.rounding import (
     EVEN,
     STOCHASTIC,
@@ -31,90 +33,15 @@ from mxsim.rounding import (
     encode,
     ordinary_scale,
     raise_tiny,
-    range_factors,
-    round_float,
     round_magnitude,
     round_stochastically,
     scaled,
 )
 
 GROUP = 64  # blocks handled at once along the last axis
-TILE = 4096  # columns handled at once when walking rows: 32 rows of them fit the L2 cache
 
 
-# ---------------------------------------------------------------- columns
-
-
-@kernel
-def column_maxima(x: Any, left: Any, right: Any, bits: Any) -> None:
-    """x (rows, m) -> bits (right - left,): the largest bit pattern of |x| down each column."""
-    rows = x.shape[0]
-    bits[:] = 0
-    whole = rows - rows % 4
-    for i in range(0, whole, 4):  # four rows a pass: a quarter of the traffic to bits
-        a, b = x[i, left:right], x[i + 1, left:right]
-        c, d = x[i + 2, left:right], x[i + 3, left:right]
-        for j in range(bits.size):
-            p, q = magnitude_bits(a[j]), magnitude_bits(b[j])
-            r, s = magnitude_bits(c[j]), magnitude_bits(d[j])
-            p = p if p > q else q
-            r = r if r > s else s
-            p = p if p > r else r
-            bits[j] = p if p > bits[j] else bits[j]
-    for i in range(whole, rows):
-        a = x[i, left:right]
-        for j in range(bits.size):
-            p = magnitude_bits(a[j])
-            bits[j] = p if p > bits[j] else bits[j]
-
-
-@kernel
-def tile_maxima(x: Any, left: Any, right: Any, columns: Any, bits: Any) -> Any:
-    """x (rows, m), a row of blocks of ``columns`` -> their largest bit patterns (blocks,), in bits.
-
-    Columns left .. right - 1 only; bits must have room for all of them.
-    """
-    blocks = -(-(right - left) // columns)
-    if x.shape[0] == 1:
-        block_maxima(x[0, left:right], columns, bits[:blocks])
-        return bits[:blocks]
-    bits = bits[: right - left]
-    column_maxima(x, left, right, bits)
-    if columns > 1:
-        block_maxima(bits, columns, bits[:blocks])  # block k is read before bits[k] is written
-    return bits[:blocks]
-
-
-@kernel
-def block_maxima(run: Any, block: Any, bits: Any) -> None:
-    """Largest bit pattern in each of a run's consecutive blocks, the last maybe shorter."""
-    whole = run.size // block
-    if block == 32:
-        for k in range(whole):
-            bits[k] = largest_of_32(run, k * 32)
-    for k in range(0 if block == 32 else whole):
-        largest = magnitude_bits(run[k * block])
-        values = run[k * block : k * block + block]
-        for j in range(block):
-            b = magnitude_bits(values[j])
-            largest = b if b > largest else largest
-        bits[k] = largest
-    if whole < bits.size:
-        largest = magnitude_bits(run[whole * block])
-        for j in range(whole * block, run.size):
-            b = magnitude_bits(run[j])
-            largest = b if b > largest else largest
-        bits[whole] = largest
-
-
-@kernel
-def spread(values: Any, columns: Any, row: Any) -> None:
-    """values (blocks,) -> row: each block's value at its ``columns`` columns, the last maybe fewer.
-
-    ``row`` may start with ``values`` itself.
-    """
-    for k in range(values.size - 1, -1, -1):
-        row[k * columns : k * columns + columns] = values[k]
+# ---------------------------------------------------------------- scales
 
 
 @kernel
@@ -308,12 +235,6 @@ def fake_quantize_blocks(
 
 
 @kernel
-def tile_width(m: Any, columns: Any) -> Any:
-    """Columns handled at once: about TILE, a multiple of the block's, at most a row."""
-    return min(m, max(TILE // columns * columns, columns))
-
-
-@kernel
 def quantize_blocks(
     x: Any,
     codes: Any,
@@ -413,96 +334,3 @@ def _add_statistics(
         sums[4] += x * x
         sums[5] += x * y
         sums[6] += (y - x) * (y - x)
-
-
-@kernel
-def finite_maximum(x: Any) -> Any:
-    """Largest magnitude among the finite elements of x (n,); 0 if there are none."""
-    like = x.dtype.type(0)
-    nothing, infinity = magnitude_bits(like), magnitude_bits(x.dtype.type(np.inf))
-    largest = nothing
-    for i in range(x.size):  # on bit patterns: a maximum of floats does not vectorize
-        bits = magnitude_bits(x[i])
-        bits = bits if bits < infinity else nothing
-        largest = bits if bits > largest else largest
-    return from_bits(largest, like)
-
-
-@kernel
-def round_elementwise(x: Any, out: Any, mode: Any, spec: Any, random: Any) -> None:
-    """x, out (n,): each element rounded to a floating-point format (spec: rounding.round_float).
-
-    ``out`` may be x, but see ``round_in_place``.
-    """
-    if mode == EVEN:  # a constant mode lets the others' corrections go
-        for i in range(x.size):
-            out[i] = round_float(x[i], EVEN, spec)
-        return
-    if mode != STOCHASTIC:
-        for i in range(x.size):
-            out[i] = round_float(x[i], mode, spec)
-        return
-    grid, beyond, of_infinity, infinity = spec
-    u = random[0][:0]
-    for i in range(x.size):
-        if i % WINDOW == 0:
-            u = draw(random, i, min(WINDOW, x.size - i))
-        v = x[i]
-        q = abs(v)
-        down, up = range_factors(q)
-        g = (grid[0] * down, infinity, grid[2], grid[3])
-        if v != v:
-            out[i] = v
-        elif q == infinity:
-            out[i] = with_sign(of_infinity, v)
-        elif q >= grid[1] + grid[1]:  # further than any rounding reaches
-            out[i] = with_sign(beyond, v)
-        else:
-            r = round_stochastically(q * down, u[i % WINDOW], g) * up
-            out[i] = with_sign(r if r <= grid[1] else beyond, v)
-
-
-@kernel
-def round_in_place(x: Any, mode: Any, spec: Any) -> None:
-    """x (n,): as round_elementwise into x itself, any mode but stochastic.
-
-    Two names for one array would keep that loop scalar: LLVM has to suppose that they overlap.
-    """
-    if mode == EVEN:
-        for i in range(x.size):
-            x[i] = round_float(x[i], EVEN, spec)
-    else:
-        for i in range(x.size):
-            x[i] = round_float(x[i], mode, spec)
-
-
-@kernel
-def rotate_rows(x: Any, signs: Any, size: Any) -> None:
-    """x (n, m), in place: H D x along the first axis, in groups of ``size`` rows (a power of two).
-
-    D = diag(signs), H the orthonormal Walsh-Hadamard matrix of each group.  Rows that do not fill a
-    group are taken in groups of the largest power of two that fits.
-    """
-    n, m = x.shape
-    one = x.dtype.type(1)
-    first = 0
-    while first < n:
-        group = size
-        while group > n - first:
-            group //= 2
-        factor = one / np.sqrt(x.dtype.type(group))
-        for i in range(first, first + group):
-            sign = x.dtype.type(signs[i]) * factor
-            for j in range(m):
-                x[i, j] *= sign
-        half = 1
-        while half < group:
-            for low in range(first, first + group, 2 * half):
-                for i in range(low, low + half):
-                    a, b = x[i], x[i + half]
-                    for j in range(m):
-                        s, d = a[j] + b[j], a[j] - b[j]
-                        a[j] = s
-                        b[j] = d
-            half *= 2
-        first += group

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mxsim.config import ProxyConfig
-from mxsim.formats import SCALE_RULES, IntFormat, choose
+from mxsim.formats import SCALE_RULES, IntFormat, as_format, choose
 from mxsim.layout import check_block_size
-from mxsim.mxarray import QuantizationStats, as_format
+from mxsim.mxarray import QuantizationStats
 from mxsim.philox import Noise
 from mxsim.precision import BlockPrecision, PrecisionScheme, precision_of
 from mxsim.proxy import (
@@ -28,7 +28,8 @@ from mxsim.proxy import (
     parameter_views,
     workspace,
 )
-from mxsim.quantize import Rounder, quantize
+from mxsim.quantize import quantize
+from mxsim.rounders import Rounder
 from mxsim.theory.clamp import clamp_shares
 from mxsim.theory.laws import gaussian
 from mxsim.threads import one_blas_thread

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mxsim.formats import (
+    E4M3,
+    ELEMENTWISE,
     FORMATS,
     ROUNDINGS,
     SCALE_BIAS,
@@ -24,13 +26,14 @@ from mxsim.formats import (
     BlockFormat,
     FloatFormat,
     IntFormat,
+    as_format,
     choose,
 )
 from mxsim.layout import Blocks, BlockSize, as_array, as_integer, check_block_size, cut
+from mxsim.rounders import ElementwiseRounder
 
 Array = NDArray[Any]
 
-E4M3 = FloatFormat(4, 3, "nan")  # NVFP4's block scale
 FILE_VERSION = 1
 
 # ml_dtypes' names of our elements and scales
@@ -171,9 +174,10 @@ class MXArray:
             if self.format.scale != "e8m0":
                 values = values.astype(np.float32).astype(np.float64)
             if kind.name in ("float16", "bfloat16"):
-                from mxsim.quantize import round_to  # once from float64; the cast is then exact
-
-                values = round_to(values, "fp16" if kind.name == "float16" else "bf16")
+                narrow = ELEMENTWISE["fp16" if kind.name == "float16" else "bf16"]
+                values = np.ascontiguousarray(values)
+                # Once from float64; the cast is then exact.
+                values = ElementwiseRounder(narrow, "even")(values, -1, values)
             return np.asarray(values.astype(kind))
 
     # ------------------------------------------------------------ bits
@@ -424,15 +428,6 @@ def _check_tensor_scale(value: object, form: BlockFormat) -> float | None:
     if not 2.0**-149 <= value <= float(np.finfo(np.float32).max):
         raise ValueError(message)
     return float(np.float32(value))
-
-
-def as_format(fmt: object) -> BlockFormat:
-    """The BlockFormat named or given; ValueError for an unknown name, TypeError otherwise."""
-    if isinstance(fmt, BlockFormat):
-        return fmt
-    if not isinstance(fmt, str):
-        raise TypeError(f"fmt must be a BlockFormat or one of {', '.join(FORMATS)}; got {fmt!r}")
-    return FORMATS[choose("fmt", fmt, FORMATS)]
 
 
 def _as_bytes(argument: str, values: ArrayLike, largest: int) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mxsim.bits import from_bits, power_of_two, with_sign
 from mxsim.jit import kernel
-from mxsim.kernels import finite_maximum, spread, tile_maxima, tile_width
+from mxsim.maxima import finite_maximum, spread, tile_maxima, tile_width
 from mxsim.philox import draw
 from mxsim.rounding import (
     EVEN,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxsim import kernels
+from mxsim import elementwise
 from mxsim.jit import kernel
 from mxsim.precision import BlockPrecision
-from mxsim.quantize import NO_RANDOM
+from mxsim.rounders import NO_RANDOM
 from mxsim.special import logistic, normal_cdf_pdf
 from mxsim.threads import Dot, dot
 
@@ -50,14 +50,14 @@ def rounded(x: Array, out: Array, step: str, how: Rounding) -> Array:
     """x itself if ``step`` is "exact", else rounded into out."""
     if step == "exact":
         return x
-    kernels.round_elementwise(x.reshape(-1), out.reshape(-1), *how, NO_RANDOM)
+    elementwise.round_elementwise(x.reshape(-1), out.reshape(-1), *how, NO_RANDOM)
     return out
 
 
 def round_in_place(x: Array, step: str, how: Rounding) -> None:
     """Round x unless ``step`` is "exact"."""
     if step != "exact":
-        kernels.round_in_place(x.reshape(-1), *how)
+        elementwise.round_in_place(x.reshape(-1), *how)
 
 
 def linear_forward(
@@ -143,7 +143,7 @@ def _backward_operand(
 def _rotated(x: Array, out: Array, signs: Array, size: int) -> Array:
     if x is not out:
         out[...] = x
-    kernels.rotate_rows(out, signs, size)
+    elementwise.rotate_rows(out, signs, size)
     return out
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mxsim.formats import ELEMENTWISE, FORMATS, ROUNDINGS, SCALE_RULES, choose
 from mxsim.layout import BlockSize, as_integer, check_block_size
 from mxsim.philox import Noise
-from mxsim.quantize import ElementwiseRounder, Rounder, block_rounder, float_spec
+from mxsim.rounders import ElementwiseRounder, Rounder, block_rounder, float_spec
 
 Array = NDArray[Any]
 

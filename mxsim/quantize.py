@@ -1,274 +1,35 @@
 """The front door to MX arithmetic: ``quantize``, ``fake_quantize``, ``round_to``.
 
-Here arguments are checked and put before the kernels; what rounds is in rounding.py, kernels.py
-and nvfp4.py.  ``Rounder`` is the prepared form that the training loop calls: the same arithmetic,
-unchecked.
+Arguments and arrays are checked here, and results gathered; rounders.py prepares what rounds, the
+loops are in kernels.py, nvfp4.py and elementwise.py.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mxsim import kernels, nvfp4
-from mxsim.formats import (
-    ELEMENTWISE,
-    NONFINITE,
-    ROUNDINGS,
-    SCALE_RULES,
-    BlockFormat,
-    Element,
-    FloatFormat,
-    IntFormat,
-    choose,
-)
+from mxsim import nvfp4
+from mxsim.formats import ELEMENTWISE, ROUNDINGS, BlockFormat, FloatFormat, choose
 from mxsim.layout import (
-    SIGNIFICAND_BITS,
     Blocks,
     BlockSize,
     View,
     as_array,
     as_real,
-    check_block_size,
     contiguous_view,
     cut,
     view_of,
 )
-from mxsim.mxarray import E4M3, MXArray, QuantizationStats, as_format
-from mxsim.philox import WINDOW, Noise, Random, random_source
+from mxsim.maxima import finite_maximum
+from mxsim.mxarray import MXArray, QuantizationStats
+from mxsim.philox import Noise
+from mxsim.rounders import ElementwiseRounder, block_rounder, holds, random_for, to_float32
 
 Array = NDArray[Any]
-
-_INTEGER = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
-
-
-def _random(noise: Noise | Array | None, shape: tuple[int, ...], view: View) -> Random:
-    """The kernels' ``random`` for an array of ``shape`` seen through ``view``.
-
-    Bits go by an element's index in C order.  Where the kernel walks the axes in another order
-    they are drawn beforehand and permuted.
-    """
-    if noise is None:
-        return NO_RANDOM
-    elements = math.prod(shape)
-    if isinstance(noise, Noise):
-        if view.order == tuple(range(len(shape))):
-            return random_source(noise, elements, kernels.tile_width(view.shape[2], view.block[1]))
-        noise = noise.bits(elements).reshape(shape)
-    given = np.ascontiguousarray(noise.transpose(view.order)).reshape(-1)
-    if not given.flags.writeable:  # another type to Numba
-        given = given.copy()
-    return random_source(given, elements, elements)
-
-
-NO_RANDOM = random_source(None, 0, 0)
-
-
-@dataclass(frozen=True)
-class Rounder:
-    """Quantize-dequantize to one block format, arguments already checked."""
-
-    format: BlockFormat
-    block_size: BlockSize
-    scale_rule: str
-    rounding: str
-    nonfinite: str = "propagate"
-
-    def __call__(self, x: Array, axis: int, out: Array, noise: Noise | None = None) -> Array:
-        """Write the dequantized x into ``out`` (may be x itself); stochastic rounding needs noise.
-
-        Both are C-contiguous, of one shape and dtype, float32 or float64.  Two-dimensional blocks
-        lie over the last two axes, whatever ``axis``.
-        """
-        if x.size:
-            along = -1 if isinstance(self.block_size, tuple) else axis
-            view = contiguous_view(x.shape, along, self.block_size)
-            random = _random(noise, x.shape, view)
-            self.run(x.reshape(view.shape), out.reshape(view.shape), view, random)
-        return out
-
-    def run(self, x: Array, out: Array, view: View, random: Random) -> None:
-        """The kernel's part: x, out (outer, n, m) of a View, out may be x."""
-        if self.format.scale == "e4m3":
-            self._run_nvfp4(x, out, view, random)
-            return
-        c = _constants(self, x.dtype)
-        if view.block[0] == 1 and view.shape[0] == 1 and self.rounding != "stochastic":
-            kernels.fake_quantize_last(x[0], out[0], view.block[1], c.scaling, c.style, c.grid)
-        else:
-            kernels.fake_quantize_blocks(x, out, view.block, c.scaling, c.style, c.grid, random)
-
-    def _run_nvfp4(self, x: Array, out: Array, view: View, random: Random) -> None:
-        narrow = _to_float32(x)
-        c = _constants(self, narrow.dtype)
-        target = out if out.dtype == np.float32 else np.empty_like(narrow)
-        nvfp4.nvfp4_blocks(
-            narrow,
-            target,
-            _NO_BYTES,
-            _NO_BYTES,
-            view.block,
-            c.scaling[0],
-            nvfp4.tensor_scale(narrow.reshape(-1)),
-            c.style[0],
-            c.grid,
-            c.layout,
-            _grid(E4M3, narrow.dtype),
-            _layout(E4M3),
-            random,
-            1.0,
-            np.zeros(8),
-        )
-        if target is not out:
-            out[...] = target
-
-
-_NO_BYTES = np.empty((0, 0, 0), np.uint8)
-_NO_VALUES = np.empty((0, 0, 0), np.float32)
-
-
-@dataclass(frozen=True)
-class ElementwiseRounder:
-    """Round to an elementwise format (bf16, fp16, fp32, ...), arguments already checked.
-
-    A format that holds every value of the array's type leaves them all as they are.
-    """
-
-    format: FloatFormat
-    rounding: str
-
-    def __call__(self, x: Array, axis: int, out: Array, noise: Noise | None = None) -> Array:
-        """Write the rounded x into ``out`` (may be x); both C-contiguous.  ``axis`` is unused."""
-        self.run(x, out, random_source(noise, x.size, WINDOW) if noise else NO_RANDOM)
-        return out
-
-    def run(self, x: Array, out: Array, random: Random) -> None:
-        """The kernel's part."""
-        if _holds(self.format, x.dtype):
-            out[...] = x
-            return
-        mode, spec = float_spec(self.format, self.rounding, x.dtype)
-        kernels.round_elementwise(x.reshape(-1), out.reshape(-1), mode, spec, random)
-
-
-@lru_cache(maxsize=64)
-def _holds(form: FloatFormat, dtype: np.dtype[Any]) -> bool:
-    """Whether ``form`` is at least as wide as a float type, in exponent and in mantissa."""
-    info = np.finfo(dtype)
-    return (
-        form.specials == "ieee"
-        and form.man_bits >= info.nmant
-        and form.emin <= info.minexp
-        and form.emax >= info.maxexp - 1
-    )
-
-
-@lru_cache(maxsize=64)
-def float_spec(form: FloatFormat, rounding: str, dtype: np.dtype[Any]) -> tuple[int, Any]:
-    """(mode, spec) as rounding.round_float takes them, in the array's float type."""
-    real, ieee = dtype.type, form.specials == "ieee"
-    grid = _grid(form, dtype)
-    infinity = real(np.inf)
-    beyond = infinity if ieee and rounding != "zero" else grid[1]
-    return ROUNDINGS.index(rounding), (grid, beyond, infinity if ieee else grid[1], infinity)
-
-
-def _grid(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
-    """What round_magnitude needs to know of an element format, in the array's float type."""
-    real, bits = dtype.type, SIGNIFICAND_BITS[dtype]
-    largest = element.largest
-    if isinstance(element, IntFormat) and not element.symmetric:
-        largest += element.smallest_subnormal  # of the negative side: see rounding.cap_positive
-    return (
-        real(element.smallest_normal),
-        real(largest),
-        real(2.0 ** (bits - 1 - element.man_bits)),  # adding binade * this leaves man_bits
-        real(2.0**-bits),  # half a unit in the last place of that sum
-    )
-
-
-def _layout(element: Element) -> tuple[Any, Any, Any, bool]:
-    """What rounding.encode needs to know of an element format."""
-    whole = isinstance(element, IntFormat)
-    return np.int64(element.emin), np.int64(element.man_bits), np.int64(element.bits), whole
-
-
-@dataclass(frozen=True)
-class _Constants:
-    """The kernels' tuples (see rounding.py) for one rounder and float type."""
-
-    scaling: tuple[Any, Any, Any, Any, Any]
-    style: tuple[Any, Any, Any]
-    grid: tuple[Any, Any, Any, Any]
-    layout: tuple[Any, Any, Any, bool]
-
-
-@lru_cache(maxsize=256)
-def _constants(rounder: Rounder, dtype: np.dtype[Any]) -> _Constants:
-    element, real = rounder.format.element, dtype.type
-    infinity = np.array(np.inf, dtype).view(_INTEGER[dtype])[()]
-    nan_from = infinity + _INTEGER[dtype](rounder.nonfinite == "saturate")
-    bump_above = real(2.0)
-    if rounder.format.scale == "e8m0":
-        threshold, inclusive = rounder.format.bump_threshold(rounder.scale_rule)
-        bump_above = np.nextafter(real(threshold), real(0)) if inclusive else real(threshold)
-    whole = isinstance(element, IntFormat)
-    one_sided = isinstance(element, IntFormat) and not element.symmetric
-    # x + -0.0 is x; x + 0.0 loses the sign of -0, which two's complement does not have.
-    zero = real(0.0) if whole else real(-0.0)
-    return _Constants(
-        scaling=(nan_from, np.int64(element.emax), bump_above, *_ordinary(element, dtype)),
-        style=(ROUNDINGS.index(rounder.rounding), zero, one_sided),
-        grid=_grid(element, dtype),
-        layout=_layout(element),
-    )
-
-
-def _ordinary(element: Element, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Bits of the lowest and highest block maximum whose scale is ordinary (see rounding.py).
-
-    Below, 2**-24 of an element's step (stochastic rounding compares such parts) would fall off the
-    subnormals, or the scale be clamped; above, the magic sum would overflow, or the scale be.
-    """
-    info = np.finfo(dtype)
-    smallest = info.minexp - info.nmant  # 2**smallest is the smallest subnormal
-    step = element.emin - element.man_bits
-    low = max(smallest + 24 + element.emax - step, element.emax - 126)
-    high = min(info.maxexp - 2 - info.nmant, element.emax + 126)
-    ends = np.ldexp(np.ones(2, dtype), (low, high)).view(_INTEGER[dtype])
-    return ends[0], ends[1]
-
-
-def block_rounder(
-    fmt: str | BlockFormat,
-    block_size: BlockSize | None = None,
-    scale_rule: str | None = None,
-    rounding: str = "even",
-    nonfinite: str = "propagate",
-) -> Rounder:
-    """Check the arguments and prepare a Rounder.
-
-    Raises ValueError for an unknown name or a block size below 1, TypeError for a wrong type.
-    """
-    form = as_format(fmt)
-    choose("rounding", rounding, ROUNDINGS)
-    choose("nonfinite", nonfinite, NONFINITE)
-    size = form.block_size if block_size is None else check_block_size(block_size)
-    if form.scale == "e8m0":
-        rule = choose("scale_rule", "floor" if scale_rule is None else scale_rule, SCALE_RULES)
-    elif scale_rule is None:
-        rule = form.name
-    else:
-        raise ValueError(
-            f"scale_rule must be None for {form.name}, whose scales have their own rule; "
-            f"got {scale_rule!r}"
-        )
-    return Rounder(form, size, rule, rounding, nonfinite)
 
 
 def _check_noise(
@@ -347,7 +108,7 @@ def quantize(
     checked_noise = _check_noise(noise, rounding, source.shape)
     nv = rounder.format.scale == "e4m3"
     if nv:
-        source = _to_float32(source)
+        source = to_float32(source)
     if nonfinite == "raise":
         _check_finite(given, source)
     codes = np.empty(source.shape, np.uint8)
@@ -356,42 +117,10 @@ def quantize(
     s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1))) if nv else None
     if source.size:
         view = view_of(source, blocks, memory_order=False)
-        random = _random(checked_noise, source.shape, view)
+        random = random_for(checked_noise, source.shape, view)
         unit = _unit(source)
         code_view, scale_view = _target(codes, view), _scale_target(scales, view)
-        c = _constants(rounder, source.dtype)
-        if s_t is not None:
-            nvfp4.nvfp4_blocks(
-                view.of(source),
-                _NO_VALUES,
-                code_view,
-                scale_view,
-                view.block,
-                c.scaling[0],
-                np.float32(s_t),
-                c.style[0],
-                c.grid,
-                c.layout,
-                _grid(E4M3, source.dtype),
-                _layout(E4M3),
-                random,
-                unit,
-                sums,
-            )
-        else:
-            kernels.quantize_blocks(
-                view.of(source),
-                code_view,
-                scale_view,
-                view.block,
-                c.scaling,
-                c.style,
-                c.grid,
-                c.layout,
-                random,
-                unit,
-                sums,
-            )
+        rounder.encode(view.of(source), code_view, scale_view, view, random, unit, sums, s_t)
         _return(code_view, codes, view)
         _return(scale_view, scales, view)
     stats = QuantizationStats.from_sums(source.size, sums)
@@ -400,13 +129,8 @@ def quantize(
 
 def _unit(x: Array) -> float:
     """A power of two that brings the largest finite element of x near 1."""
-    largest = float(kernels.finite_maximum(np.ascontiguousarray(x).reshape(-1)))
+    largest = float(finite_maximum(np.ascontiguousarray(x).reshape(-1)))
     return math.ldexp(1.0, -max(math.frexp(largest)[1], -1000)) if largest > 0 else 1.0
-
-
-def _to_float32(x: Array) -> Array:
-    with np.errstate(over="ignore", under="ignore"):
-        return x.astype(np.float32, copy=False)
 
 
 def _target(array: Array, view: View) -> Array:
@@ -463,11 +187,11 @@ def fake_quantize(
             view = view_of(source, blocks, memory_order=rounding != "stochastic")
     checked_noise = _check_noise(noise, rounding, source.shape)
     if nonfinite == "raise":
-        _check_finite(source, source if rounder.format.scale == "e8m0" else _to_float32(source))
+        _check_finite(source, source if rounder.format.scale == "e8m0" else to_float32(source))
     target = _check_out(out, source)
     if source.size:
         written = _written(target, source, view)
-        random = _random(checked_noise, source.shape, view)
+        random = random_for(checked_noise, source.shape, view)
         rounder.run(view.of(source), written, view, random)
         _return(written, target, view)
     return target
@@ -496,7 +220,7 @@ def round_to(
     source = as_real(x)
     info = np.finfo(source.dtype)
     wide = form.man_bits > info.nmant - 2 or form.emin < info.minexp or form.emax >= info.maxexp
-    if wide and not _holds(form, source.dtype):
+    if wide and not holds(form, source.dtype):
         raise ValueError(f"fmt must be narrower than {source.dtype}, or hold all of it; got {form}")
     checked_noise = _check_noise(noise, rounding, source.shape)
     target = _check_out(out, source)
@@ -506,7 +230,7 @@ def round_to(
             order = view_of(source, Blocks((0,), (1,))).order
         view = View(order, (1, 1, source.size), (1, 1))
         written = _written(target, source, view)
-        random = _random(checked_noise, source.shape, view)
+        random = random_for(checked_noise, source.shape, view)
         ElementwiseRounder(form, rounding).run(view.of(source), written, random)
         _return(written, target, view)
     return target

@@ -344,14 +344,14 @@ def test_gains_over_the_placebo() -> None:
 
 
 def test_the_quantized_edge_is_read_as_the_claim_would_have_it() -> None:
-    edges = {("GD", "one"): (1.6, 1.62), ("GD", "two"): (1.0, 1.02), ("GD", "wide"): (0.5, 2.5)}
+    edges = {("GD", "one"): (1.5, 1.7), ("GD", "two"): (0.9, 1.1), ("GD", "wide"): (0.5, 2.5)}
     found: Any = SimpleNamespace(
         readings={at: [SimpleNamespace(measured=m) for m in ms] for at, ms in edges.items()},
         exact_edge=lambda group, label: 2.0,
     )
     told = claims_cited.told
     first = told(found, ("GD", "one"), ("GD", "two"))
-    assert first.startswith("GD, two 0.50 [0.50, 0.51] (n 2) against GD, one 0.80 [0.80, 0.81]")
+    assert first.startswith("GD, two 0.50 [0.45, 0.55] (n 2) against GD, one 0.80 [0.75, 0.85]")
     assert first.endswith(": lower, as the claim would have it")
     assert told(found, ("GD", "two"), ("GD", "one")).endswith(": higher, against the claim")
     assert told(found, ("GD", "one"), ("GD", "wide")).endswith(": not told apart")

@@ -11,7 +11,7 @@ from numba import njit
 import mxsim
 from mxsim import kernels
 from mxsim.formats import FORMATS, ROUNDINGS, SCALE_RULES
-from mxsim.quantize import _constants, block_rounder
+from mxsim.rounders import _constants, block_rounder
 
 MX = [name for name, form in FORMATS.items() if form.scale == "e8m0"]
 

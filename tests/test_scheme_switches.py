@@ -9,9 +9,9 @@ import pytest
 from scipy.special import ndtr
 
 import mxsim
-from mxsim import kernels, steps
+from mxsim import elementwise, steps
 from mxsim.precision import Internals, PrecisionScheme, SiteFormat, precision_of
-from mxsim.quantize import float_spec
+from mxsim.rounders import float_spec
 from mxsim.rounding import NOT_AT_ALL
 
 CFG = mxsim.ProxyConfig(width=32, depth=2, batch=64, steps=6, eval_samples=64, lr=1e-2)
@@ -173,7 +173,7 @@ def test_a_rotation_is_orthogonal_and_hadamards(n: int, size: int) -> None:
     signs = rng.choice([-1.0, 1.0], n)
     x = rng.standard_normal((n, 5))
     turned = x.copy()
-    kernels.rotate_rows(turned, signs, size)
+    elementwise.rotate_rows(turned, signs, size)
     whole = np.zeros((n, n))
     first = 0
     while first < n:  # groups, the remainder in smaller powers of two

@@ -48,7 +48,7 @@ from mxsim.backends.torch_scales import inverse_scales, scale_bytes, scale_value
 from mxsim.formats import ELEMENTWISE, ROUNDINGS, SCALE_NAN, BlockFormat, FloatFormat, choose
 from mxsim.layout import Blocks, BlockSize, cut
 from mxsim.philox import Noise
-from mxsim.quantize import Rounder, block_rounder  # arguments and their checks; it is not called
+from mxsim.rounders import Rounder, block_rounder  # arguments and their checks; it is not called
 
 Tensor = Any
 

@@ -31,10 +31,10 @@ from mxsim.formats import (
     BlockFormat,
     Element,
     IntFormat,
+    as_format,
     choose,
 )
 from mxsim.layout import as_integer
-from mxsim.mxarray import as_format
 from mxsim.theory.laws import Law
 
 Array = NDArray[Any]

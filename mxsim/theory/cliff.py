@@ -19,8 +19,7 @@ import numpy as np
 import sympy as sp  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import ArrayLike, NDArray
 
-from mxsim.formats import FORMATS, SCALE_RULES, BlockFormat, choose
-from mxsim.mxarray import as_format
+from mxsim.formats import FORMATS, SCALE_RULES, BlockFormat, as_format, choose
 from mxsim.quantize import quantize
 from mxsim.theory.clamp import bias_modes, clamp_shares, coherent_bias
 from mxsim.theory.laws import check_positive, gaussian

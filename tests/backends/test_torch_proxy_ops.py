@@ -15,7 +15,7 @@ from mxsim.backends import torch_activation, torch_norm
 from mxsim.backends.torch_linear import linear
 from mxsim.backends.torch_proxy import mean_square
 from mxsim.backends.torch_sites import rotate_rows, sites_of
-from mxsim.kernels import rotate_rows as numba_rotate_rows
+from mxsim.elementwise import rotate_rows as numba_rotate_rows
 from mxsim.precision import PrecisionScheme, precision_of
 from tests.backends.bounded_student import ERFC, EXP, gelu, norm_backward_autograd
 from tests.backends.running_error import UNIT, Array, Bounded, exactly, excess
