@@ -7,25 +7,20 @@ Reads the runs of the diagram activation_norm of studies/phase_diagrams.py; fail
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 
-from figures.command import draw_stored, saved, source, tier_of
+from figures.command import Source, draw_stored, launch, saved, source, tier_of
 from figures.loss_lines import Look, counts_in_words, draw_losses, handles
-from figures.style import BLACK, CAPTION, PAGE_WIDTH, STYLE, VERMILION
+from figures.style import BLACK, PAGE_WIDTH, STYLE, VERMILION, foot
 from mxsim.grid import Cell
 from studies.phase_diagrams import STUDY, Name, Results, Tier, diagram, load
 
 NAME: Name = "activation_norm"
-LOOKS = {"exact": Look(BLACK, "exact"), "all_e4m3": Look(VERMILION, "MX E4M3, all 14 sites")}
+LOOKS = {"exact": Look(BLACK, "exact"), "all_e4m3": Look(VERMILION, "MX E4M3, all 14 sites", "--")}
 NORMS = {
     "layer": "layer norm",
     "layer_no_affine": "layer norm, no affine",
@@ -42,12 +37,11 @@ def draw(results: Results, out: Path) -> Path:
         figure, axes = plt.subplots(
             len(it.y.labels),
             len(it.x.labels),
-            figsize=(PAGE_WIDTH, 7.6),
+            figsize=(PAGE_WIDTH, 7.2),
             sharex=True,
             sharey="row",
             layout="constrained",
         )
-        figure.get_layout_engine().set(rect=(0, 0.075, 1, 0.925))  # type: ignore[union-attr,call-arg]
         for row, norm in zip(axes, it.y.labels, strict=True):
             for axis, activation in zip(row, it.x.labels, strict=True):
                 arms = {
@@ -64,19 +58,20 @@ def draw(results: Results, out: Path) -> Path:
             row[0].set_ylabel(f"{NORMS[norm]}\ntraining loss")
         for axis in axes[-1]:
             axis.set_xlabel("step")
-        figure.legend(
-            handles=handles(LOOKS), loc="lower center", ncols=2, bbox_to_anchor=(0.5, 0.045)
-        )
-        figure.text(
-            0.01,
-            0.008,
+        foot(
+            figure,
             f"Width {base.width}, depth {base.depth}, batch {base.batch}, lr {base.lr:g}, Adam. "
             f"{counts_in_words(it.grid.seeds)}",
-            **CAPTION,
+            handles(LOOKS),
         )
-        tier = tier_of({tier: diagram(NAME, tier) for tier in get_args(Tier)}, it)
-        command = f"python -m figures.{NAME} --tier {tier}"
-        return saved(figure, out, source(STUDY, tier, results.records.values(), command))
+        return saved(figure, out, runs_of(results))
+
+
+def runs_of(results: Results) -> Source:
+    """The runs behind the figure."""
+    tier = tier_of({tier: diagram(NAME, tier) for tier in get_args(Tier)}, results.diagram)
+    command = f"python -m figures.{NAME} --tier {tier}"
+    return source(STUDY, tier, results.records.values(), command)
 
 
 @dataclass(frozen=True)
@@ -99,6 +94,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{NAME}")))
+    launch(main, Arguments, NAME)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from figures import contact_sheet
+from figures.command import launch
 from studies import phase_diagrams
 
 Tier = Literal["smoke", "laptop"]
@@ -54,7 +55,7 @@ FIGURES: tuple[Drawn, ...] = (
     Drawn("last_bin"),
     Drawn("losses", beside=("losses_unit.png",)),
     Drawn("activation_norm_losses", "activation_norm"),
-    Drawn("bias_to_divergence"),
+    Drawn("bias_to_divergence", beside=("bias_to_divergence_searched.png",)),
     Drawn("interventions"),
     Drawn("hybrids"),
     *(
@@ -110,6 +111,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog="python -m figures.all")))
+    launch(main, Arguments, "all")

@@ -7,22 +7,17 @@ Reads the results of studies/bias_by_site.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION, foot
 from mxsim import FORMATS, SiteFormat
 from mxsim.attribution import GROUPS
 from mxsim.bias import saturated_share
@@ -41,6 +36,7 @@ from studies.bias_by_site import (
 )
 
 Array = NDArray[Any]
+RUNS = {"all_e4m3": "MX"}
 GROUP_COLOURS = (BLUE, SKY, GREEN, VERMILION, PURPLE)
 LOOK = {
     "gemm_e4m3": (BLUE, "GEMM operands"),
@@ -74,8 +70,9 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     design = results.design
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(TRAJECTORIES), 3, figsize=(PAGE_WIDTH, 4.6), sharex=True, sharey="col"
-        )
+            len(TRAJECTORIES), 3, figsize=(PAGE_WIDTH, 4.8), sharex=True, sharey="col",
+            layout="constrained",
+        )  # fmt: skip
         for row, t in enumerate(TRAJECTORIES):
             arrays = results.by_trajectory[t]
             bars(axes[row, 0], shapley_share(arrays), GROUP_COLOURS, list(GROUPS))
@@ -83,23 +80,23 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             labels = [LOOK[name][1] for name in SCHEMES]
             for column, part in ((1, "systematic"), (2, "noise")):
                 bars(axes[row, column], arrays["parts"][..., PARTS.index(part)], colours, labels)
-            axes[row, 0].set_ylabel(f"along the {t.replace('_', ' ')} run")
+            axes[row, 0].set_ylabel(f"along the {RUNS.get(t, t)} run")
             for axis in axes[row]:
                 axis.set_xticks(np.arange(len(design.moments)), [str(m) for m in design.moments])
-        axes[0, 0].set_title("Shapley share of zeta squared")
-        axes[0, 1].set_title("systematic, |E eps| / |E g|")
-        axes[0, 2].set_title("random, a batch, / |E g|")
+        axes[0, 0].set_title("Shapley share of ζ²")
+        axes[0, 1].set_title("systematic, |E ε| / |E g|")
+        axes[0, 2].set_title("random part of a batch / |E g|")
         for column, columns in ((0, 3), (1, 1), (2, 1)):
             axes[1, column].set_xlabel("step")
             axes[1, column].legend(
                 loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=columns, handlelength=1.0
             )
-        figure.suptitle(
-            f"E4M3, {design.seeds} seeds, {design.averaged} batches, lr {design.base.lr:g}; "
-            "medians, quartiles over seeds",
-            fontsize=8.5,
+        foot(
+            figure,
+            f"E4M3, lr {design.base.lr:g}: medians of {design.seeds} seeds, whiskers: quartiles "
+            f"over seeds. ε: quantized less exact gradient g at the same weights; E: mean over "
+            f"{design.averaged} batches. Shares of ζ² = |ε|² / |g|² by group of sites.",
         )
-        figure.tight_layout()
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -109,8 +106,9 @@ def draw_mechanism(results: Results, out: Path, folder: Path | None = None) -> P
     steps = np.arange(1, design.base.steps // design.trace_every + 1) * design.trace_every
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(TRAJECTORIES), 2, figsize=(PAGE_WIDTH, 4.6), sharex="col", squeeze=False
-        )
+            len(TRAJECTORIES), 2, figsize=(PAGE_WIDTH, 4.6), sharex="col", squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
         for row, t in enumerate(TRAJECTORIES):
             arrays = results.by_trajectory[t]
             gammas = arrays["gammas"]
@@ -141,13 +139,14 @@ def draw_mechanism(results: Results, out: Path, folder: Path | None = None) -> P
                         max(top, bins[0]), min(2 * octave, bins[-1]), color=ORANGE, alpha=0.15
                     )
             histogram.set_xlim(bins[0], bins[-1])
-            histogram.set_ylabel(f"along the {t.replace('_', ' ')} run\ndensity of gamma")
-            histogram.legend(loc="upper left")
+            histogram.set_ylabel(f"along the {RUNS.get(t, t)} run\ndensity of gamma")
+            histogram.set_ylim(top=1.4 * histogram.get_ylim()[1])  # room for the legend
+            histogram.legend(loc="upper left", fontsize=7)
             traced = np.nanmedian(arrays["trace"], axis=0)
             for k, (name, colour, style) in enumerate(
                 (
                     ("loss", GREEN, "-"),
-                    ("zeta", VERMILION, "-"),
+                    ("ζ", VERMILION, "-"),
                     ("|g|, rms of batches", BLUE, "--"),
                     ("|E g|", BLUE, "-"),
                 )
@@ -155,16 +154,19 @@ def draw_mechanism(results: Results, out: Path, folder: Path | None = None) -> P
                 axes[row, 1].plot(steps, traced[:, k], style, color=colour, label=name)
             axes[row, 1].set_yscale("log")
             axes[row, 1].grid(axis="y")
-        axes[0, 0].set_title("gammas; lines: E4M3 codes; shaded: clamped")
-        axes[0, 1].set_title("all 14 sites, median over seeds")
+        axes[0, 0].set_title("gammas (grey: codes; shaded: clamped)")
+        axes[0, 1].set_title("all 14 sites")
+        axes[0, 1].set_ylabel("loss; ζ; gradient norm")
+        axes[1, 1].set_ylabel("loss; ζ; gradient norm")
         axes[1, 0].set_xlabel("gamma")
         axes[1, 1].set_xlabel("step")
-        axes[1, 1].legend(loc="best", ncol=2)
-        figure.suptitle(
-            f"E4M3, {design.seeds} seeds, lr {design.base.lr:g}: all their gammas, else medians",
-            fontsize=8.5,
+        axes[1, 1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=4)
+        foot(
+            figure,
+            f"E4M3, {design.seeds} seeds, lr {design.base.lr:g}. Left: the gammas of all seeds and "
+            "blocks; grey: E4M3 codes at the scale of a block whose maximum lies in their octave. "
+            f"Right: medians over seeds; E: mean over {design.averaged} batches.",
         )
-        figure.tight_layout()
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -178,15 +180,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -199,6 +196,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

@@ -3,20 +3,16 @@
     python -m figures.bias_to_divergence [--tier smoke|laptop|cluster] [--out FILE]
 
 Reads the MX runs of studies/claims.py in all settings of the problem, and its watched pairs of the
-base; fails if any is missing.
+base; fails if any is missing.  Two pictures: both tasks, and the place where MX was found to fail.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,19 +20,22 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import draw_stored, saved, source
-from figures.style import BLUE, CAPTION, PAGE_WIDTH, STYLE, VERMILION
+from figures.command import FromResults, draw_stored, launch, saved, source
+from figures.style import BLUE, GREY, PAGE_WIDTH, STYLE, VERMILION, foot
+from mxsim.config import ProxyConfig
 from mxsim.stats import median_over_seeds
 from mxsim.store import Record
 from studies.claims import (
     READINGS,
     STUDY,
     TASKS,
+    Design,
     Key,
     Reading,
     Results,
     Task,
     Tier,
+    conditions,
     failed_at,
     load,
 )
@@ -45,13 +44,19 @@ Array = NDArray[Any]
 
 NAME = "bias_to_divergence"
 LOOK = {"paper_text": (VERMILION, "paper's text"), "paper_code": (BLUE, "paper's code")}
-WORDS = {"script": "near-zero teacher", "unit": "unit-variance teacher"}
+WORDS = {
+    "script": "near-zero teacher",
+    "unit": "unit-variance teacher",
+    "searched": "where MX fails oftener",
+}
 ROWS = {
-    "zeta": "ζ,\nat the same weights",
-    "cos": "cos,\nat the same weights",
+    "zeta": "ζ at the\nsame weights",
+    "cos": "cos at the\nsame weights",
     "script": "ζ² of the script,\ntwo trajectories",
 }
 BEFORE, AFTER = 0.4, 0.08  # of a run's steps, shown on each side of the divergence
+BINS = 25  # over a whole run, unless probes are fewer
+FEWEST = 3  # runs that have a value in a bin, for a median of them
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,22 @@ class Series:
     records: tuple[Record, ...]
 
 
+def base_of(design: Design, task: Task) -> ProxyConfig:
+    """The base of a place."""
+    return design.searched if task == "searched" else design.base
+
+
+def settings(design: Design, task: Task) -> list[str]:
+    """Labels of the conditions of the problem that are run in a place."""
+    return [c.label for c in conditions(design) if c.label in design.problems and task in c.places]
+
+
 def series(results: Results, task: Task, reading: Reading) -> list[Series]:
     """MX runs in all settings of the problem; those that never learned are left out."""
     found, design = [], results.design
-    for condition in design.problems:
-        for lr in design.rates:
-            for seed in range(design.seeds):
+    for condition in settings(design, task):
+        for lr in design.rates_of(task):
+            for seed in design.seeds_of(task):
                 probed = results.records[Key(reading, task, condition, lr, seed, "mx")]
                 bad = failed_at(probed)
                 if bad is None and not probed.meta["learned"]:
@@ -103,106 +118,137 @@ def binned(at: Array, values: Array, edges: Array) -> Array:
     )
 
 
-def panel(axis: Axes, runs: Sequence[Series], row: str, zero: int, edges: Array, look: str) -> None:
-    """Each run thin, from its divergence or from ``zero`` on; their median thick, with its 95 %."""
-    middles = []
+def edges_of(base: ProxyConfig, every: int, diverge: bool) -> Array:
+    """Bins of whole probes: around the divergence, or over the whole run."""
+    width = every * max(1, round(base.steps / BINS / every))
+    first, last = (-BEFORE, AFTER) if diverge else (0, 1)
+    start, stop = (round(part * base.steps / width) for part in (first, last))
+    return width * np.arange(start, stop + 1)
+
+
+def panel(axis: Axes, runs: Sequence[Series], row: str, edges: Array, look: str) -> None:
+    """Each run thin, from its divergence on if it has one; their median thick, with its 95 %."""
+    middles, thin = [], min(0.35, 12 / max(1, len(runs)))
     for run in runs:
         if row not in run.values:
             continue
         steps, values = run.values[row]
-        at = steps - (zero if run.diverged is None else run.diverged)
+        at = steps - (run.diverged or 0)
         inside = (at >= edges[0]) & (at < edges[-1])
-        axis.plot(at[inside], values[inside], color=look, linewidth=0.35, alpha=0.35)
+        axis.plot(at[inside], values[inside], color=look, linewidth=0.35, alpha=thin)
         middles.append(binned(at, values, edges))
     if not middles:
         return
-    together = np.stack(middles)
-    found = [median_over_seeds(column[np.isfinite(column)]) for column in together.T]
+    columns = [column[np.isfinite(column)] for column in np.stack(middles).T]
+    found = [median_over_seeds(each if len(each) >= FEWEST else each[:0]) for each in columns]
     centres = (edges[:-1] + edges[1:]) / 2
     low, middle, high = (
         np.array([getattr(e, end) for e in found]) for end in ("low", "value", "high")
     )
-    axis.fill_between(centres, low, high, color=look, alpha=0.18, linewidth=0)
-    axis.plot(centres, middle, color=look, linewidth=1.2)
+    axis.fill_between(centres, low, high, color=look, alpha=0.2, linewidth=0, zorder=3)
+    axis.plot(centres, middle, color=look, linewidth=1.4, zorder=4)
 
 
-def draw(results: Results, out: Path) -> Path:
-    """A row a measure; a pair of columns a task, runs that diverge and runs that do not."""
+def why_empty(row: str, runs: Sequence[Series], diverge: bool) -> str:
+    """What an empty panel says."""
+    if not runs:
+        return "no run\ndiverges" if diverge else "every run\ndiverges"
+    if row == "script":
+        which = "none diverges" if diverge else "each diverges"
+        return f"of the watched pairs\n(base setting, the two\nhighest rates)\n{which}"
+    return "no finite\nprobe"
+
+
+def draw(results: Results, out: Path, tasks: Sequence[Task] = TASKS) -> Path:
+    """A row a measure; a pair of columns a place, runs that diverge and runs that do not."""
     design, used = results.design, []
-    width = design.probe_every
-    edges = width * np.arange(
-        -round(BEFORE * design.base.steps / width), round(AFTER * design.base.steps / width) + 1
-    )
+    rows = {row: words for row, words in ROWS.items() if row != "script" or set(tasks) & set(TASKS)}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(ROWS), 2 * len(TASKS), figsize=(PAGE_WIDTH, 5.2), sharex=True, sharey="row",
-            layout="constrained",
+            len(rows), 2 * len(tasks), figsize=(PAGE_WIDTH, 1.35 * len(rows) + 1.35),
+            sharex="col", sharey="row", layout="constrained",
         )  # fmt: skip
-        figure.get_layout_engine().set(rect=(0, 0.15, 1, 0.85))  # type: ignore[union-attr,call-arg]
-        for t, task in enumerate(TASKS):
+        for t, task in enumerate(tasks):
             runs = {reading: series(results, task, reading) for reading in READINGS}
             used += [record for each in runs.values() for run in each for record in run.records]
             bad = [r.diverged for each in runs.values() for r in each if r.diverged is not None]
-            zero = round(float(np.median(bad))) if bad else design.base.steps - 1
-            for side, (diverge, words) in enumerate(((True, "diverge"), (False, "do not"))):
+            for side, diverge in enumerate((True, False)):
                 column = axes[:, 2 * t + side]
+                edges = edges_of(base_of(design, task), design.probe_every, diverge)
                 kept = {
                     reading: [run for run in each if (run.diverged is not None) == diverge]
                     for reading, each in runs.items()
                 }
                 counts = ", ".join(str(len(each)) for each in kept.values())
-                column[0].set_title(f"{WORDS[task] if diverge else ''}\n{words}: n = {counts}")
-                for axis, row in zip(column, ROWS, strict=True):
+                column[0].set_title(
+                    f"{WORDS[task] if diverge else ''}\n"
+                    f"{'diverge' if diverge else 'do not'}: n = {counts}",
+                    loc="left",
+                )
+                for axis, row in zip(column, rows, strict=True):
                     for reading, each in kept.items():
-                        panel(axis, each, row, zero, edges, LOOK[reading][0])
-                    axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
+                        panel(axis, each, row, edges, LOOK[reading][0])
+                    if diverge or bad:
+                        at = 0.0 if diverge else float(np.median(bad))
+                        axis.axvline(at, color=GREY, linewidth=0.6, zorder=0)
                     axis.grid(axis="y")
-                    if not any(row in run.values for each in kept.values() for run in each):
-                        axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes)
-                column[-1].set_xlabel("step − divergence" if diverge else "step − median")
-        for axis, words in zip(axes[:, 0], ROWS.values(), strict=True):
+                    axis.set_xlim(edges[0], edges[-1])
+                    together = [run for each in kept.values() for run in each]
+                    if not any(row in run.values for run in together):
+                        axis.text(
+                            0.5, 0.5, why_empty(row, together, diverge), ha="center", va="center",
+                            fontsize=6.5, color="#333333", transform=axis.transAxes,
+                        )  # fmt: skip
+                column[-1].set_xlabel("step − divergence" if diverge else "step")
+        for (row, words), axis in zip(rows.items(), axes[:, 0], strict=True):
             axis.set_ylabel(words)
-            axis.set_xlim(edges[0], edges[-1])
-        for first in axes[0, 0], axes[2, 0]:
-            first.set_yscale("log")
-        handles = [Line2D([], [], color=colour, label=words) for colour, words in LOOK.values()]
-        figure.legend(handles=handles, loc="lower center", ncols=2, bbox_to_anchor=(0.5, 0.1))
-        rates = ", ".join(f"{lr:g}" for lr in design.rates)
-        figure.text(
-            0.01,
-            0.008,
-            f"MX E4M3 runs of {design.seeds} seeds in {len(design.problems)} settings at lr "
-            f"{rates}, those that never learned left out; n: paper's text, paper's code. Thin:\n"
-            f"runs; thick: medians of runs in bins of {width} steps, with 95 % bootstrap intervals."
-            " Runs that do not diverge are aligned at the median step at which\nothers of their "
-            "task do. Upper rows: quantized against exact gradient at the same weights on the same "
-            "batch; lowest: what the script logs,\ntwo runs' gradients, each at its own weights "
-            "(base only).",
-            **CAPTION,
+            if row != "cos":
+                axis.set_yscale("log")
+        where = "; ".join(
+            f"{len(settings(design, task))} setting{'s' * (len(settings(design, task)) > 1)} at lr "
+            + ", ".join(f"{lr:g}" for lr in design.rates_of(task))
+            + f", {base_of(design, task).norm} norm unless varied, "
+            f"{len(design.seeds_of(task))} seeds"
+            for task in (tasks if len({design.rates_of(t) for t in tasks}) > 1 else tasks[:1])
+        )
+        lowest = (
+            " Lowest: what the script logs, two runs' gradients, each at its own weights (pairs "
+            "watched: the base setting at the two highest rates)."
+            if "script" in rows
+            else ""
+        )
+        foot(
+            figure,
+            f"MX E4M3 runs ({where}), those that never learned left out; n: paper's text, paper's "
+            "code. Left columns: aligned at the step at which a run begins to diverge; right: over "
+            "all steps, the line at the median step at which the others do. Thin: runs; thick: "
+            f"medians of runs in bins, where {FEWEST} or more have a value, with 95 % bootstrap "
+            "intervals. "
+            "ζ and cos: quantized against exact gradient at the same weights on the same batch."
+            + lowest,
+            [Line2D([], [], color=colour, label=words) for colour, words in LOOK.values()],
         )
         command = f"python -m figures.{NAME} --tier {results.tier}"
         return saved(figure, out, source(STUDY, results.tier, used, command))
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Draw zeta and cos before divergences, from stored results."""
+class Arguments(FromResults):
+    """Draw zeta and cos before divergences, from stored results; the second ends in _searched."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
     out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{NAME}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    second = out.with_name(f"{out.stem}_searched{out.suffix}")
+    pictures: dict[Path, Callable[..., Path]] = {
+        out: draw,
+        second: partial(draw, tasks=("searched",)),
+    }
+    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures)
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{NAME}")))
+    launch(main, Arguments, NAME)

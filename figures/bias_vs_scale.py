@@ -7,19 +7,14 @@ Reads the results of studies/bias_vs_scale.py; fails if any run is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION, bare_name, foot
 from mxsim.stats import median_over_seeds
 from studies.bias_vs_scale import (
     ARMS,
@@ -50,6 +45,7 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             len(panels),
             figsize=(PAGE_WIDTH, 2.9),
             sharey=True,
+            layout="constrained",
             width_ratios=[max(len(values), 2) for values in panels.values()],
         )
         for axis, (field, values) in zip(axes, panels.items(), strict=True):
@@ -74,7 +70,7 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                 )
             axis.set_xticks(
                 np.arange(len(values)),
-                [word for word, _, _ in values],
+                [bare_name(word) if field == "format" else word for word, _, _ in values],
                 rotation=60 if field == "format" else 0,
                 ha="right" if field == "format" else "center",
             )
@@ -82,17 +78,16 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             axis.set_title(field)
             axis.set_yscale("log")
             axis.grid(axis="y")
-        axes[0].set_ylabel("zeta, median of a run's probes")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=3)
+        axes[0].set_ylabel("ζ, median of a run's probes")
         base = design.base
-        figure.suptitle(
+        foot(
+            figure,
             f"Along exact runs (width {base.width}, depth {base.depth}, batch {base.batch}, "
             f"{base.activation}, lr {base.lr:g}), E4M3 unless said; median of {design.seeds} "
-            "seeds, 95 %",
-            fontsize=8.5,
+            "seeds, 95 % bootstrap intervals. ζ: quantized against exact gradient at the same "
+            "weights on the same batch.",
+            axes[0].get_legend_handles_labels()[0],
         )
-        figure.tight_layout(rect=(0, 0.07, 1, 1))
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -106,15 +101,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -125,6 +115,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

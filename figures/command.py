@@ -2,6 +2,7 @@
 
 A figure is three files of one stem: a picture (png), its vector twin (pdf), and a sidecar (json)
 that says which runs it was drawn from, made by which commits, how many, and by which command.
+A script is an ``Arguments``, most of them a FromResults, a ``main`` of it, and ``launch``.
 The bytes of all three depend on the results alone: there is no date in them.
 """
 
@@ -30,13 +31,38 @@ UNDATED: Mapping[str, Mapping[str, None]] = {".pdf": {"CreationDate": None}, ".s
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a figure was drawn from; ``command`` draws it again from results in their own place."""
+class FromResults:
+    """What a figure of a study is told; each says its own tiers."""
 
-    study: str
-    tier: str
+    tier: str = "laptop"
+    """Which of the study's designs."""
+    results: Path = Path("results")
+    """Where results are stored."""
+    out: Path | None = None
+    """The file to write; default beside the results."""
+
+
+def launch(main: Callable[[Any], int], arguments: type, name: str) -> None:
+    """Run a script of figures/ with the arguments of the command line, and exit."""
+    import tyro
+
+    sys.exit(main(tyro.cli(arguments, prog=f"python -m figures.{name}")))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a figure was drawn from; ``command`` draws it again from results in their own place.
+
+    n counts ``of``: of a figure of runs, its stored results.  study, tier: None if no run went
+    into it, and there are no records then.
+    """
+
+    study: str | None
+    tier: str | None
     command: str
     records: tuple[Record, ...]
+    n: int
+    of: str = "stored results"
 
 
 def source(
@@ -48,14 +74,23 @@ def source(
     """The source of a figure of a study; ``command`` defaults to that of the figure of its name.
 
     A record that is None (not run: a partial figure) is left out, one that comes twice counts once.
+    Raises ValueError if none is left.
     """
     unique = {record.id: record for record in records if record is not None}
+    if not unique:
+        raise ValueError(f"a figure of {study} must show at least one stored result; got none")
     return Source(
         study,
         tier,
         command or f"python -m figures.{study} --tier {tier}",
         tuple(unique[name] for name in sorted(unique)),
+        len(unique),
     )
+
+
+def computed(name: str, n: int, of: str) -> Source:
+    """The source of a figure that no run goes into: ``n`` values, ``of`` which kind."""
+    return Source(None, None, f"python -m figures.{name}", (), n, of)
 
 
 def tier_of(designs: Mapping[Any, Any], design: Any) -> str:
@@ -103,11 +138,11 @@ def draw_stored(
     return 0
 
 
-def saved(figure: Figure, out: Path, source: Source | None = None) -> Path:
+def saved(figure: Figure, out: Path, source: Source) -> Path:
     """Write the figure, its twin and its sidecar, each whole or not at all, and close the figure.
 
     The folder is made if need be.  ``out`` says the format; its twin is a pdf beside a raster
-    picture, a png beside a vector picture.  ``source``: None for a figure that no run went into.
+    picture, a png beside a vector picture.
     The caption is what is written on the figure outside its axes.  Returns ``out``.
     Raises OSError if a file cannot be written, ValueError for a format that is neither.
     """
@@ -119,26 +154,29 @@ def saved(figure: Figure, out: Path, source: Source | None = None) -> Path:
         with whole_file(path) as file:
             figure.savefig(file, format=path.suffix[1:], metadata=UNDATED.get(path.suffix))
     caption = " ".join(" ".join(text.get_text().split()) for text in figure.texts)
-    write_sidecar(out, [out.name, twin.name], caption, source)
+    write_sidecar(out, {"files": [out.name, twin.name], "caption": caption, **told(source)})
     plt.close(figure)
     return out
 
 
-def write_sidecar(out: Path, files: Sequence[str], caption: str, source: Source | None) -> Path:
-    """``<stem of out>.json``: files, command, study, tier, caption, n, commits and ids of runs."""
-    content: dict[str, Any] = {"files": list(files), "caption": caption}
-    if source is not None:
-        commits = Counter(
-            str(record.meta.get("versions", {}).get("commit")) for record in source.records
-        )
-        content |= {
-            "command": source.command,
-            "study": source.study,
-            "tier": source.tier,
-            "n": len(source.records),
-            "commits": dict(sorted(commits.items())),  # commit -> runs
-            "runs": [record.id for record in source.records],
-        }
+def told(source: Source) -> dict[str, Any]:
+    """What a sidecar says of a source: command, study, tier, n, commits and ids of runs."""
+    commits = Counter(
+        str(record.meta.get("versions", {}).get("commit")) for record in source.records
+    )
+    return {
+        "command": source.command,
+        "study": source.study,
+        "tier": source.tier,
+        "n": source.n,
+        "n_of": source.of,
+        "commits": dict(sorted(commits.items())),  # commit -> results made by it
+        "runs": [record.id for record in source.records],
+    }
+
+
+def write_sidecar(out: Path, content: Mapping[str, Any]) -> Path:
+    """``<stem of out>.json``, whole or not at all; returns it."""
     path = out.with_suffix(".json")
     with whole_file(path) as file:
         file.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

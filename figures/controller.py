@@ -7,46 +7,44 @@ Reads the results of studies/controller.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from figures.command import draw_stored, saved, source, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, tier_of
 from figures.style import (
     BLACK,
     BLUE,
+    BROWN,
     GREEN,
+    GREY,
     ORANGE,
     PAGE_WIDTH,
     PURPLE,
     SKY,
     STYLE,
     VERMILION,
-    YELLOW,
+    foot,
 )
 from studies.controller import DESIGNS, GOAL_CHEAP, GOAL_LOSS, STUDY, Results, Tier, load
 from studies.controller_arms import ARMS
 
-GREY = "#999999"
-COLOURS = {
-    "exact": BLACK,
-    "base": VERMILION,
-    "ln_exact": PURPLE,
-    "bf16_activations": SKY,
-    "exact_backward": BLUE,
-    "late_exact": YELLOW,
-    "rollback": ORANGE,
-    "gnmr": GREY,
-    "mxsim": GREEN,
+LOOK = {  # colour and marker
+    "exact": (BLACK, "o"),
+    "base": (VERMILION, "s"),
+    "ln_exact": (PURPLE, "^"),
+    "bf16_activations": (SKY, "D"),
+    "exact_backward": (BLUE, "v"),
+    "late_exact": (BROWN, "P"),
+    "rollback": (ORANGE, "X"),
+    "gnmr": (GREY, "p"),
+    "mxsim": (GREEN, "*"),
 }
+WORDS = {"base": "MX throughout", "gnmr": "gradient-norm rule", "mxsim": "the controller"}
 CEILING = 1e3  # ratios above are drawn there
 
 
@@ -57,36 +55,51 @@ def draw(results: Results, out: Path) -> Path:
         figure, axes = plt.subplots(
             len(touchy),
             3,
-            figsize=(PAGE_WIDTH, 2.6 * len(touchy) + 0.5),
+            figsize=(PAGE_WIDTH, 2.75 * len(touchy) + 1.0),
             squeeze=False,
-            gridspec_kw={"width_ratios": (1, 1, 1)},
+            layout="constrained",
         )
         for row, name in enumerate(touchy):
             trade(axes[row, 0], results, name)
             one_run(axes[row, 1], results, name)
-            axes[row, 1].set_title(name, fontsize=8)
+            axes[row, 0].set_title(name.replace(", exact", ",\nexact"), loc="left")
         warning(axes[0, 2], results)
         for axis in axes[1:-1, 2]:
             axis.set_visible(False)
         if len(touchy) > 1:
             later(axes[-1, 2], results)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=5, handletextpad=0.2)
-        figure.suptitle(
-            f"{results.design.seeds} seeds an arm: median loss over exact and mean cost, 95 % "
-            "intervals; open: single-signal ablations",
-            fontsize=8.5,
-        )
-        figure.tight_layout(rect=(0, 0.07, 1, 1))
-        tier = tier_of(DESIGNS, results.design)
-        return saved(figure, out, source(STUDY, tier, results.records.values()))
+        design = results.design
+        foot(
+            figure,
+            f"{design.seeds} seeds an arm. Left: median held-out loss over the exact run's of the "
+            f"same seed (drawn at {CEILING:g} if above), and mean GEMM time over bf16's, 95 % "
+            "intervals; small and open: ablations with a single signal. Middle: seed "
+            f"{design.first_seed}; pale: the controller's rung (right axis). Upper right: warnings "
+            f"by signal, with the area under each curve, over "
+            f"{len(design.watched_seeds)} runs of {design.watch.name} (no interval). Dotted: "
+            "the goals, and chance.",
+            [
+                Line2D(
+                    [], [], linestyle="", marker=mark, color=colour, markersize=5,
+                    label=WORDS.get(arm, arm.replace("_", " ").replace("ln ", "LN ")),
+                )
+                for arm, (colour, mark) in LOOK.items()
+            ],
+            ncols=5,
+        )  # fmt: skip
+        return saved(figure, out, runs_of(results))
+
+
+def runs_of(results: Results) -> Source:
+    """The runs behind the figure."""
+    return source(STUDY, tier_of(DESIGNS, results.design), results.records.values())
 
 
 def trade(axis: Axes, results: Results, name: str) -> None:
     """Loss against cost, a marker an arm."""
     for row in results.rows[name]:
         main = row.arm in ARMS
-        colour = COLOURS.get(row.arm, GREY)
+        colour, mark = LOOK.get(row.arm, (GREY, "o"))
         value, low, high = (
             min(each, CEILING) for each in (row.loss.value, row.loss.low, row.loss.high)
         )
@@ -97,11 +110,11 @@ def trade(axis: Axes, results: Results, name: str) -> None:
         axis.plot(
             row.cost.value,
             value,
-            "o",
+            mark,
             color=colour,
-            markersize=4.5 if main else 3,
+            markersize=5 if main else 3,
+            markeredgewidth=0.6,
             markerfacecolor=colour if main else "white",
-            label=row.arm.replace("_", " ") if main else None,
         )
     axis.axhline(GOAL_LOSS, color=GREY, linewidth=0.5, linestyle=":")
     axis.set_yscale("log")
@@ -115,11 +128,11 @@ def one_run(axis: Axes, results: Results, name: str) -> None:
     for arm in ("base", "exact", "mxsim"):
         losses = np.asarray(results.records[name, arm, seed].arrays["losses"], float)
         shown = np.where(losses < 1e2, losses, np.nan)
-        axis.plot(shown, color=COLOURS[arm], linewidth=0.6)
+        axis.plot(shown, color=LOOK[arm][0], linewidth=0.6)
     rungs = results.records[name, "mxsim", seed].arrays["rungs"].astype(float)
     axis.set_yscale("log")
     axis.set_xlabel("step")
-    axis.set_ylabel("loss (one seed)")
+    axis.set_ylabel("training loss, one seed")
     other = axis.twinx()
     other.step(np.arange(len(rungs)), np.where(rungs < 0, np.nan, rungs), color=GREEN, alpha=0.35)
     other.set_ylim(-0.2, 18)  # in the lower third
@@ -148,15 +161,16 @@ def later(axis: Axes, results: Results) -> None:
     axis.set_xlim(-0.03, 1.03)
     axis.set_yscale("log")
     axis.set_xlabel("steps on the cheapest rung")
-    axis.set_title("rollback to exact (open), and the\nlast tenth exact (filled)", fontsize=7.5)
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high * 12)  # room for the legend
-    axis.legend(fontsize=5, loc="upper left", handletextpad=0.1, borderpad=0.1)
+    axis.set_ylabel("held-out loss over exact")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.set_title("rollback to exact (open), and\nthe last tenth exact (filled)", loc="left")
+    beneath(axis, 1)
 
 
 def warning(axis: Axes, results: Results) -> None:
     """Receiver operating curves: diverging runs warned of against false alarms, by signal."""
-    axis.set_title(f"warnings\n{results.design.watch.name}", fontsize=7.5)
+    axis.set_title("warnings, area under curve", loc="left")
     colours = (GREEN, ORANGE, GREY, PURPLE, BLUE, VERMILION, SKY, BLACK)
     for colour, w in zip(colours, results.warnings, strict=True):
         if len(w.roc):
@@ -167,28 +181,29 @@ def warning(axis: Axes, results: Results) -> None:
     axis.set_ylabel("diverging runs warned of")
     axis.set_xlim(-0.03, 1.03)
     axis.set_ylim(-0.03, 1.03)
+    beneath(axis, 2)
+
+
+def beneath(axis: Axes, columns: int) -> None:
+    """A panel's own legend, under its name of the x axis."""
     axis.legend(
-        fontsize=5.5,
-        loc="lower right",
-        labelspacing=0.15,
+        fontsize=6,
+        loc="upper center",
+        bbox_to_anchor=(0.45, -0.22),
+        ncols=columns,
+        labelspacing=0.2,
         handlelength=1,
-        frameon=True,
-        framealpha=0.85,
-        edgecolor="none",
-        borderpad=0.1,
+        handletextpad=0.4,
+        columnspacing=0.8,
+        borderpad=0,
     )
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -199,6 +214,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

@@ -7,19 +7,14 @@ Reads the results of studies/edge_of_stability.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, foot
 from mxsim.store import result_id
 from studies.edge_of_stability import DESIGNS, STUDY, Results, Tier, cells, load, theory
 
@@ -37,15 +32,16 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     names = list(dict.fromkeys(arm.name for arm in design.arms))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            2, len(names), figsize=(PAGE_WIDTH, 4.0), sharex="col", height_ratios=(3, 2)
-        )
+            2, len(names), figsize=(PAGE_WIDTH, 4.0), sharex="col", height_ratios=(3, 2),
+            layout="constrained",
+        )  # fmt: skip
         for column, name in enumerate(names):
             upper, lower = axes[:, column]
             arms = [arm for arm in design.arms if arm.name == name]
             for arm, colour in zip(arms, COLOURS, strict=False):
                 arrays = results.by_arm[arm]
                 steps, values = arrays["steps"][0], arm.lr * arrays["sharpness"]
-                upper.plot(steps, np.median(values, axis=0), color=colour, label=f"eta {arm.lr:g}")
+                upper.plot(steps, np.median(values, axis=0), color=colour, label=f"η {arm.lr:g}")
                 upper.fill_between(
                     steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, lw=0
                 )
@@ -57,17 +53,17 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             upper.set_title(f"{name}\n{EDGES[name]}")
             upper.legend(loc="lower right")
             lower.set_yscale("log")
-            lower.set_xlabel("steps")
-        axes[0, 0].set_ylabel("eta * sharpness")
+            lower.set_xlabel("step")
+        axes[0, 0].set_ylabel("η × sharpness")
         axes[1, 0].set_ylabel("training loss")
         base = design.base
-        figure.suptitle(
+        foot(
+            figure,
             f"Exact proxy, float64, full batch of {base.batch} (width {base.width}, depth "
-            f"{base.depth}, {base.activation}), median and range of {design.seeds} seeds; "
-            "dashed: theory",
-            fontsize=8.5,
+            f"{base.depth}, {base.activation}), median and range of {design.seeds} seeds "
+            "(losses: median); dashed: theory, the formula above each panel. η: learning rate; "
+            "sharpness: largest eigenvalue of the Hessian H, for Adam of P⁻¹H.",
         )
-        figure.tight_layout()
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -81,15 +77,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -100,6 +91,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

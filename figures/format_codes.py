@@ -8,28 +8,24 @@ From mxsim.FORMATS and exact arithmetic alone: no run goes into it.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.command import saved
-from figures.style import BLUE, CAPTION, ORANGE, PAGE_WIDTH, STYLE, VERMILION, bare_name
+from figures.command import computed, launch, saved
+from figures.style import BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION, bare_name, foot
 from mxsim import FORMATS
 from mxsim.formats import Element, IntFormat
 
 SHOWN = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
 WIDEST = 8  # octaves shown below the top one
+OF = "positive codes of the six formats"
 
 
 def positive_codes(element: Element) -> list[Fraction]:
@@ -58,7 +54,6 @@ def draw(out: Path) -> Path:
         figure, axes = plt.subplots(
             2, 3, figsize=(PAGE_WIDTH, 4.4), sharey=True, layout="constrained"
         )
-        figure.get_layout_engine().set(rect=(0, 0.17, 1, 0.83))  # type: ignore[union-attr,call-arg]
         for axis, name in zip(axes.flat, SHOWN, strict=True):
             panel(axis, name)
         for axis in axes[:, 0]:
@@ -70,19 +65,18 @@ def draw(out: Path) -> Path:
             Line2D([], [], color=VERMILION, marker=".", linewidth=0.8, label="subnormal codes"),
             Patch(facecolor=ORANGE, alpha=0.35, label="overflow: clamped to the largest code"),
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.1))
-        counts = ", ".join(str(len(positive_codes(FORMATS[name].element))) for name in SHOWN)
-        figure.text(
-            0.01,
-            0.01,
-            f"All positive codes of the six formats of MX v1.0 (n = {counts}; octaves below "
-            f"2^-{WIDEST} not shown), by exact arithmetic: no interval.\n"
+        counts = [len(positive_codes(FORMATS[name].element)) for name in SHOWN]
+        foot(
+            figure,
+            "All positive codes of the six formats of MX v1.0 "
+            f"(n = {', '.join(map(str, counts))}; octaves below "
+            f"2$^{{-{WIDEST}}}$ not shown), by exact arithmetic: no run, no interval. "
             "Under the scale rule floor the maximum of a block lies in the octave [1, 2): what "
-            "exceeds the largest code there is clamped. Per cent:\nthe shaded share of the "
+            "exceeds the largest code there is clamped. Per cent: the shaded share of the "
             "octave's logarithm, the chance of that for a maximum that is log-uniform in it.",
-            **CAPTION,
+            handles,
         )
-        return saved(figure, out)
+        return saved(figure, out, computed("format_codes", sum(counts), OF))
 
 
 def panel(axis: Axes, name: str) -> None:
@@ -134,6 +128,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog="python -m figures.format_codes")))
+    launch(main, Arguments, "format_codes")

@@ -7,18 +7,14 @@ Reads the results of studies/gamma_cliff.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
 from figures.style import (
     BLACK,
     BLUE,
@@ -29,6 +25,7 @@ from figures.style import (
     SKY,
     STYLE,
     VERMILION,
+    foot,
 )
 from mxsim import FORMATS
 from mxsim.store import result_id
@@ -37,6 +34,12 @@ from studies.gamma_cliff import DESIGNS, STUDY, Results, Tier, cells, load
 RULES = {"floor": VERMILION, "even": ORANGE, "rceil": BLUE, "ceil": SKY}
 SDS = (BLACK, VERMILION, ORANGE, GREEN, SKY)
 FORMAT_COLOURS = (VERMILION, ORANGE, GREEN, SKY, BLUE, PURPLE)
+
+
+LINES: dict[str, Any] = {  # dashes on the line of a format of equal mantissa
+    "mxfp8_e4m3": (0, (3, 5)),
+    "mxfp8_e5m2": (4, (3, 5)),
+}
 
 
 def means_axis(axis: Axes, results: Results) -> None:
@@ -56,7 +59,9 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     means, sd = design.means, design.sds.index(0.01)
     e4m3 = "mxfp8_e4m3"
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 3, figsize=(PAGE_WIDTH, 4.8), sharex=True)
+        figure, axes = plt.subplots(
+            2, 3, figsize=(PAGE_WIDTH, 4.8), sharex=True, layout="constrained"
+        )
         for (row, values), unit in zip(
             enumerate((results.bias, results.saturated)), ("bias, %", "saturated, %"), strict=True
         ):
@@ -82,6 +87,8 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                     means,
                     100 * values[fmt, "floor"][sd].mean(axis=-1),
                     color=colour,
+                    linestyle=LINES.get(fmt, "-"),
+                    zorder=3 if fmt in LINES else 2,
                     label=f"{name} (top {top:.4g})",
                 )
             axes[row, 0].set_ylabel(unit)
@@ -100,12 +107,13 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                 labelspacing=0.2,
                 columnspacing=0.8,
             )
-        figure.suptitle(
-            f"Gammas ~ N(mean, sd), {design.draws} draws of {design.width}, mean over draws: "
-            "<x, q>/<x, x> - 1 and share beyond the largest",
-            fontsize=8.5,
+        foot(
+            figure,
+            f"Gammas ~ N(mean, sd): {design.draws} draws of {design.width}, mean over draws. Bias: "
+            "<x, q> / <x, x> − 1 of gammas x and their quantized values q; saturated: share beyond "
+            "the largest code (top, in units of 2$^{emax}$) of their block. No interval is drawn: "
+            "lines of the mean alone.",
         )
-        figure.tight_layout()
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -119,15 +127,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "full"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -138,6 +141,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

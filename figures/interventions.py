@@ -7,67 +7,75 @@ Reads the results of studies/interventions.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
 from figures.style import (
     BLACK,
     BLUE,
+    BROWN,
     GREEN,
+    GREY,
     ORANGE,
     PAGE_WIDTH,
+    PALE,
     PURPLE,
     SKY,
     STYLE,
     VERMILION,
-    YELLOW,
+    foot,
 )
 from mxsim.store import Store
 from mxsim.survival import survival_curve
 from mxsim.sweep import load_points
 from studies.interventions import DESIGNS, STUDY, Results, Tier, base_runs, changed_runs, load
 
-GREY = "#999999"
-SHOWN = {  # drawn in the upper rows; all are in the lowest
-    "placebo": GREY,
-    "full_precision": BLACK,
-    "bf16_activations": BLUE,
-    "exact_backward": SKY,
-    "rceil": VERMILION,
-    "ln_exact": PURPLE,
-    "bf16_weights": YELLOW,
-    "stochastic": ORANGE,
-    "lower_lr": GREEN,
+# Solid: drawn in all rows; dashed: in the lowest only, in the colour of a kindred arm.
+LOOK: Mapping[str, tuple[str, Literal["-", "--"]]] = {
+    "placebo": (GREY, "-"),
+    "none": (GREY, "--"),
+    "full_precision": (BLACK, "-"),
+    "rceil": (VERMILION, "-"),
+    "ln_exact": (PURPLE, "-"),
+    "bf16_activations_forward": (BLUE, "--"),
+    "bf16_activations": (BLUE, "-"),
+    "exact_backward": (SKY, "-"),
+    "bf16_weights": (BROWN, "-"),
+    "lower_lr": (GREEN, "-"),
+    "stochastic": (ORANGE, "-"),
+    "small_blocks": (VERMILION, "--"),
+    "hadamard": (ORANGE, "--"),
 }
+SHOWN = {name: colour for name, (colour, line) in LOOK.items() if line == "-"}
+WIDE = {"full_precision": 2.4}  # points: seen under an arm that does as well
 
 
 def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
     """Draw the figure to ``out``; returns it."""
-    leads = results.design.leads
+    design = results.design
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             3,
-            len(leads),
-            figsize=(PAGE_WIDTH, 7.4),
+            len(design.leads),
+            figsize=(PAGE_WIDTH, 7.2),
             squeeze=False,
             gridspec_kw={"height_ratios": (1, 1, 1.5)},
+            layout="constrained",
         )
-        for column, lead in enumerate(leads):
+        for column, lead in enumerate(design.leads):
             losses(axes[0, column], results, lead)
             survival(axes[1, column], results, lead)
             gains(axes[2, column], results, lead, names=column == 0)
             axes[0, column].set_title(f"changed {lead} steps before")
-        axes[0, 0].set_ylabel("loss (one seed)")
+        axes[0, 0].set_ylabel("training loss, one seed")
         axes[1, 0].set_ylabel("share not diverged")
         shared = axes[2, 0].get_xlim()
         for axis in axes[2, 1:]:
@@ -75,30 +83,47 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             shared = (min(shared[0], low), max(shared[1], high))
         for axis in axes[2]:
             axis.set_xlim(*shared)
-        handles, labels = axes[1, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=5)
-        figure.suptitle(
-            f"{results.design.setting.name}: {len(results.used)} seeds that diverge; gain over the "
-            "placebo in steps, mean and 95 % interval",
-            fontsize=8.5,
+        seeds = len(results.used)
+        foot(
+            figure,
+            f"{design.setting.name}: {seeds} seeds that diverge, {seeds * design.placebos} "
+            f"placebos. Upper: seed {middle_seed(results)}, whose divergence is the middle one of "
+            "all. Pale line: where the unchanged run diverges. Middle: Kaplan-Meier, with the 95 % "
+            "interval of the placebo. Lowest: steps gained over the placebo within "
+            f"{design.horizon}, mean over seeds and 95 % interval, filled where q < 0.05; dashed: "
+            "arms not drawn above.",
+            [
+                Line2D([], [], color=colour, linewidth=WIDE.get(name), label=words(name))
+                for name, colour in SHOWN.items()
+            ],
+            ncols=5,
         )
-        figure.tight_layout(rect=(0, 0.06, 1, 1))
         return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def words(name: str) -> str:
+    """An arm's name as a figure has it."""
+    return name.replace("_", " ").replace("ln ", "LN ")
+
+
+def middle_seed(results: Results) -> int | None:
+    """The seed in the middle of those that diverge, by step; None if none does."""
+    seeds = sorted(results.used, key=lambda seed: results.used[seed])
+    return seeds[len(seeds) // 2] if seeds else None
 
 
 def losses(axis: Axes, results: Results, lead: int) -> None:
     """Losses of the seed in the middle of those that diverge, from the change on."""
-    seeds = sorted(results.used, key=lambda seed: results.used[seed])
     axis.set_yscale("log")
     axis.set_xlabel("steps after the change")
-    if not seeds:
+    seed = middle_seed(results)
+    if seed is None:
         return
-    seed = seeds[len(seeds) // 2]
     for name, colour in SHOWN.items():
         if (seed, lead, name) in results.losses:
             series = np.asarray(results.losses[seed, lead, name], float)
             axis.plot(np.where(series < 1e3, series, np.nan), color=colour, linewidth=0.8)
-    axis.axvline(lead, color="#dddddd", linewidth=0.8, zorder=0)
+    axis.axvline(lead, color=PALE, linewidth=0.8, zorder=0)
 
 
 def survival(axis: Axes, results: Results, lead: int) -> None:
@@ -113,28 +138,28 @@ def survival(axis: Axes, results: Results, lead: int) -> None:
         end = results.design.horizon
         steps = np.append(curve.steps, end)
         values = [np.append(each, each[-1]) for each in (curve.share, curve.low, curve.high)]
-        axis.step(steps, values[0], where="post", color=colour, label=name.replace("_", " "))
+        axis.step(steps, values[0], where="post", color=colour, linewidth=WIDE.get(name))
         if name == "placebo":
             axis.fill_between(
                 steps, values[1], values[2], step="post", color=GREY, alpha=0.25, linewidth=0
             )
-    axis.axvline(lead, color="#dddddd", linewidth=0.8, zorder=0)
+    axis.axvline(lead, color=PALE, linewidth=0.8, zorder=0)
 
 
 def gains(axis: Axes, results: Results, lead: int, names: bool) -> None:
     """Steps gained over the placebo: filled where q < 0.05."""
     arms = [arm for (at, _), arm in results.arms.items() if at == lead and arm.name != "placebo"]
     for row, arm in enumerate(reversed(arms)):
-        colour = SHOWN.get(arm.name, BLACK)
+        colour, line = LOOK[arm.name]
         gain = arm.gain
         if np.isfinite(gain.low):
-            axis.plot([gain.low, gain.high], [row, row], color=colour, linewidth=1.2)
+            axis.plot([gain.low, gain.high], [row, row], line, color=colour, linewidth=1.2)
         face = colour if arm.q < 0.05 else "white"
         axis.plot(gain.value, row, "o", color=colour, markerfacecolor=face, markersize=4)
     axis.axvline(0, color=GREY, linewidth=0.6)
-    labels = [arm.name.replace("_", " ") for arm in reversed(arms)]
+    labels = [words(arm.name) for arm in reversed(arms)]
     axis.set_yticks(range(len(arms)), labels if names else [""] * len(arms))
-    axis.set_xlabel("steps gained (filled: q < 0.05)")
+    axis.set_xlabel("steps gained")
 
 
 def runs_of(results: Results, folder: Path) -> Source:
@@ -147,15 +172,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -166,6 +186,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

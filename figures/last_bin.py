@@ -7,14 +7,9 @@ Reads the watched runs of studies/claims.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import draw_stored, saved, source
-from figures.style import BLACK, CAPTION, PAGE_WIDTH, STYLE, VERMILION
+from figures.command import FromResults, draw_stored, launch, saved, source
+from figures.style import BLACK, PAGE_WIDTH, STYLE, VERMILION, foot
 from studies.claims import READINGS, STUDY, TASKS, Reading, Results, Task, Tier, load
 
 Array = NDArray[Any]
@@ -71,7 +66,6 @@ def draw(results: Results, out: Path) -> Path:
             sharey="row",
             layout="constrained",
         )
-        figure.get_layout_engine().set(rect=(0, 0.145, 1, 0.855))  # type: ignore[union-attr,call-arg]
         for row, (tensor, words) in zip(axes, ROWS.items(), strict=True):
             for axis, (task, reading) in zip(row, columns, strict=True):
                 for lr, line in zip(design.watched, LINES, strict=True):
@@ -89,32 +83,25 @@ def draw(results: Results, out: Path) -> Path:
             Line2D([], [], color="#666666", linestyle=line, label=f"lr {lr:g}")
             for lr, line in zip(design.watched, LINES, strict=True)
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.095))
         base = design.base
-        figure.text(
-            0.01,
-            0.008,
+        foot(
+            figure,
             "Elements beyond the largest code of their block (E4M3, scale rule floor), mean over "
-            f"blocks of the network: median and range of {design.seeds} seeds,\nof those still "
+            f"blocks of the network: median and range of {design.seeds} seeds, of those still "
             f"running. Width {base.width}, depth {base.depth}, batch {base.batch}, "
             f"{base.activation}, Adam. Gamma is counted as in E4M3 blocks also where the reading "
-            "keeps it\nin bf16 (paper's code).",
-            **CAPTION,
+            "keeps it in bf16 (paper's code).",
+            handles,
         )
         command = f"python -m figures.{NAME} --tier {results.tier}"
         return saved(figure, out, source(STUDY, results.tier, results.watched.values(), command))
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the share of tensors that saturates over steps, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -124,6 +111,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{NAME}")))
+    launch(main, Arguments, NAME)

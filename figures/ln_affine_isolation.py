@@ -7,22 +7,17 @@ Reads the results of studies/ln_affine_isolation.py; fails if any run is missing
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import saved, source, tier_of
-from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION
+from figures.command import Source, launch, saved, source, tier_of
+from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION, foot
 from studies.ln_affine_isolation import (
     ARMS,
     DESIGNS,
@@ -67,8 +62,9 @@ def draw(results: Results, out: Path) -> Path:
     rates, seeds = design.rates, design.seeds
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            4, len(rates), figsize=(PAGE_WIDTH, 7.4), sharex=True, squeeze=False
-        )
+            4, len(rates), figsize=(PAGE_WIDTH, 7.2), sharex=True, squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
         for row in axes[1:]:  # losses differ too much to share a scale
             for axis in row[1:]:
                 axis.sharey(row[0])
@@ -97,24 +93,26 @@ def draw(results: Results, out: Path) -> Path:
             for axis in axes[:, column]:
                 axis.grid(True, axis="y")
         for row, label in enumerate(
-            ("training loss", "ζ = |g̃ − g| / |g|", "cos(g̃, g)", "gammas saturated")
+            ("training loss", "ζ = |g̃ − g| / |g|", "cos(g̃, g)", "share of gammas\nsaturated")
         ):
             axes[row, 0].set_ylabel(label)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="upper center", ncols=4, bbox_to_anchor=(0.5, 0.995))
         base = design.base
-        caption = (
+        foot(
+            figure,
             f"MXFP8 E4M3, scale rule floor; {base.activation} student, width {base.width}, depth "
             f"{base.depth}, batch {base.batch}, Adam. Lines: median of {seeds} seeds; bands: "
-            "10–90 % of seeds.\nζ and cos along each arm's own run, at the same point. Dotted: the "
+            "10–90 % of seeds. ζ and cos along each arm's own run, at the same point. Dotted: the "
             "floor 1/d that layer norm leaves; ζ = 1; cos = 0. Saturation in the exact and GEMM "
-            "arms\nis what would saturate."
+            "arms is what would saturate.",
+            axes[0, 0].get_legend_handles_labels()[0],
         )
-        figure.text(0.01, 0.008, caption, fontsize=6.5, va="bottom", ha="left", color="#333333")
         figure.align_ylabels(axes[:, 0])
-        figure.tight_layout(rect=(0, 0.045, 1, 0.97))
-        tier = tier_of(DESIGNS, design)
-        return saved(figure, out, source(STUDY, tier, results.records.values()))
+        return saved(figure, out, runs_of(results))
+
+
+def runs_of(results: Results) -> Source:
+    """The runs behind the figure."""
+    return source(STUDY, tier_of(DESIGNS, results.design), results.records.values())
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog="python -m figures.ln_affine_isolation")))
+    launch(main, Arguments, "ln_affine_isolation")

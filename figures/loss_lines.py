@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from mxsim.store import Record
 
 Array = NDArray[Any]
 
+COUNT = 24  # points from one count of failed runs to the next
 CEILING = 100.0  # times the first loss: what is beyond is drawn there
 
 
@@ -43,12 +44,20 @@ def smooth(losses: Array, windows: int = 50) -> tuple[Array, Array]:
     return np.arange(len(blocks)) * width + (width - 1) / 2, middle
 
 
+def ended_badly(record: Record) -> bool:
+    """Whether a run failed in a phase diagram's words: not learned by its end counts, too."""
+    return state_of(record) in FAILURES
+
+
 def draw_losses(
-    axis: Axes, arms: Mapping[str, Sequence[Record]], looks: Mapping[str, Look], counts: bool = True
+    axis: Axes,
+    arms: Mapping[str, Sequence[Record]],
+    looks: Mapping[str, Look],
+    failed: Callable[[Record], bool] = ended_badly,
 ) -> None:
     """Each seed's losses as a thin line, the median over seeds of their smoothed ones as a thick.
 
-    arms: name -> records of all seeds.  ``counts``: how many failed, above the panel at the right.
+    arms: name -> records of all seeds; how many ``failed`` stands above the panel at the right.
     Losses beyond the ceiling are drawn there; one that is not finite counts so for the median.
     """
     for name, records in arms.items():
@@ -66,18 +75,17 @@ def draw_losses(
         axis.plot(at, np.minimum(middle, ceiling), look.line, color=look.colour, linewidth=1.2)
     axis.set_yscale("log")
     axis.grid(axis="y")
-    if counts:
-        for i, (name, records) in enumerate(reversed(list(arms.items()))):
-            failed = sum(state_of(record) in FAILURES for record in records)
-            axis.text(
-                1 - 0.14 * i,
-                1.03,
-                f"{failed}/{len(records)}",
-                color=looks[name].colour,
-                transform=axis.transAxes,
-                ha="right",
-                fontsize=6.5,
-            )
+    for i, (name, records) in enumerate(reversed(list(arms.items()))):
+        axis.annotate(
+            f"{sum(map(failed, records))}/{len(records)}",
+            (1, 1.03),
+            (-COUNT * i, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=looks[name].colour,
+            ha="right",
+            fontsize=6.5,
+        )
 
 
 def handles(looks: Mapping[str, Look]) -> list[Line2D]:
@@ -85,11 +93,16 @@ def handles(looks: Mapping[str, Look]) -> list[Line2D]:
     return [Line2D([], [], color=e.colour, linestyle=e.line, label=e.label) for e in looks.values()]
 
 
-def counts_in_words(n: int) -> str:
-    """What the fractions above a panel are, with the interval of a share of ``n`` seeds."""
+def interval_of_shares(n: int) -> str:
+    """How much ``n`` seeds say at the ends: the Wilson intervals of none and of all."""
     none, every = share(0, n), share(n, n)
+    return f"95 % Wilson interval of 0/{n}: 0 to {none.high:.2f}, of {n}/{n}: {every.low:.2f} to 1"
+
+
+def counts_in_words(n: int, failed: str = "not learned by the end or not finite") -> str:
+    """What lines and fractions are, with the interval of a share of ``n`` seeds."""
     return (
-        f"Thin: each of {n} seeds; thick: median; cut off at {CEILING:g} times the first loss.\n"
-        "Above each panel, in the colours of the arms: runs that failed (95 % Wilson interval of "
-        f"0/{n}: 0 to {none.high:.2f}, of {n}/{n}: {every.low:.2f} to 1)."
+        f"Thin: each of {n} seeds; thick: median; cut off at {CEILING:g} times the first loss. "
+        f"Above each panel, in the colours of the arms: runs that failed ({failed}; "
+        f"{interval_of_shares(n)})."
     )

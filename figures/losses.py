@@ -7,23 +7,29 @@ Reads the results of studies/claims.py; fails if any run is missing.  Two pictur
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 
-from figures.command import draw_stored, saved, source
+from figures.command import draw_stored, launch, saved, source
 from figures.loss_lines import Look, counts_in_words, draw_losses, handles
-from figures.style import BLACK, BLUE, CAPTION, PAGE_WIDTH, STYLE, VERMILION
+from figures.style import BLACK, BLUE, PAGE_WIDTH, STYLE, VERMILION, foot
 from mxsim.store import Record
-from studies.claims import STUDY, Arm, Design, Key, Reading, Results, Task, Tier, load
+from studies.claims import (
+    STUDY,
+    Arm,
+    Design,
+    Key,
+    Reading,
+    Results,
+    Task,
+    Tier,
+    failed_at,
+    load,
+)
 
 NAME = "losses"
 TASKS: dict[Task, str] = {
@@ -39,9 +45,17 @@ ARMS: Mapping[str, tuple[Reading, Arm]] = {
 LOOKS: Mapping[str, Look] = {
     "exact": Look(BLACK, "exact"),
     "paper_text": Look(VERMILION, "MX E4M3, paper's text (14 sites)"),
-    "paper_code": Look(BLUE, "MX E4M3, paper's code (LN in bf16)"),
+    "paper_code": Look(BLUE, "MX E4M3, paper's code (LN in bf16)", "--"),
 }
 COLUMNS = 3
+
+
+FAILED = "a spike not left again, NaN or Inf"
+
+
+def has_failed(record: Record) -> bool:
+    """As the claims count."""
+    return failed_at(record) is not None
 
 
 def middle_rate(design: Design) -> float:
@@ -81,11 +95,10 @@ def draw(results: Results, out: Path, task: Task = "script") -> Path:
             len(rows), COLUMNS, figsize=(PAGE_WIDTH, 6.4), sharex=True, sharey=True,
             layout="constrained",
         )  # fmt: skip
-        figure.get_layout_engine().set(rect=(0, 0.105, 1, 0.895))  # type: ignore[union-attr,call-arg]
         for row, values in zip(axes, rows.values(), strict=True):
             for axis, (words, condition, lr) in zip(row, values, strict=False):
                 shown = arms(results, task, condition, lr)
-                draw_losses(axis, shown, LOOKS)
+                draw_losses(axis, shown, LOOKS, has_failed)
                 axis.set_title(words, loc="left")
                 used += [record for records in shown.values() for record in records]
             for axis in row[len(values) :]:
@@ -93,17 +106,13 @@ def draw(results: Results, out: Path, task: Task = "script") -> Path:
             row[0].set_ylabel("training loss")
         for axis in axes[-1]:
             axis.set_xlabel("step")
-        figure.legend(
-            handles=handles(LOOKS), loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.07)
-        )
         base = design.base
-        figure.text(
-            0.01,
-            0.008,
+        foot(
+            figure,
             f"{TASKS[task].capitalize()}. Unless varied: width {base.width}, depth {base.depth}, "
-            f"batch {base.batch}, lr {middle_rate(design):g}, {base.activation}, Adam.\n"
-            f"{counts_in_words(design.seeds)}",
-            **CAPTION,
+            f"batch {base.batch}, lr {middle_rate(design):g}, {base.activation}, Adam. "
+            f"{counts_in_words(design.seeds, FAILED)}",
+            handles(LOOKS),
         )
         command = f"python -m figures.{NAME} --tier {results.tier}"
         return saved(figure, out, source(STUDY, results.tier, used, command))
@@ -130,6 +139,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{NAME}")))
+    launch(main, Arguments, NAME)

@@ -7,20 +7,15 @@ Reads the results of studies/noise_floor.py; fails if any is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLACK, BLUE, PAGE_WIDTH, STYLE, VERMILION
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import BLACK, BLUE, PAGE_WIDTH, STYLE, VERMILION, foot
 from mxsim.store import result_id
 from mxsim.theory.noise_floor import Features, crossing_excess, isotropic, zeta
 from studies.noise_floor import (
@@ -55,6 +50,7 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             sharex=True,
             sharey="row",
             squeeze=False,
+            layout="constrained",
         )
         for row, (name, (colour, label)) in zip(axes, LOOK.items(), strict=True):
             pooled = series(results, name)
@@ -68,20 +64,21 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                 axis.yaxis.set_major_formatter("{x:g}")
                 axis.grid()
                 axis.set_axisbelow(True)
-            row[0].set_ylabel(f"{label}\nzeta")
+            row[0].set_ylabel(f"{label}\nζ")
         for axis, size in zip(axes[0], sizes, strict=True):
             axis.set_title(f"batch {size}")
         for axis in axes[-1]:
             axis.set_xlabel("excess loss")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncol=3)
         base = design.base
-        figure.suptitle(
+        foot(
+            figure,
             f"Exact runs (width {base.width}, depth {base.depth}, {base.activation}, lr "
-            f"{base.lr:g}), E4M3, {design.seeds} seeds",
-            fontsize=8.5,
+            f"{base.lr:g}), E4M3, {design.seeds} seeds: a marker a probe of a run; bands: 95 % "
+            "interval of the loss below which ζ > 1. Excess loss: what is above the floor that "
+            "layer norm leaves.",
+            axes[0, 0].get_legend_handles_labels()[0],
+            ncols=3,
         )
-        figure.tight_layout(rect=(0, 0.1, 1, 1))
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -117,14 +114,14 @@ def _law(axis: Axes, results: Results, points: Series, b: int) -> None:
         at = crossing_excess(q2, results.noise, size, features)
         if e[0] < at < e[-1]:
             axis.plot(at, 1, "v", color=BLACK, markersize=5, zorder=4)
-    axis.plot([], [], "v", color=BLACK, markersize=5, label="zeta crosses 1, by the law")
+    axis.plot([], [], "v", color=BLACK, markersize=5, label="ζ crosses 1, by the law")
 
 
 def _crossing(axis: Axes, points: Series, b: int, colour: str) -> None:
     """A band: the interval of the loss below which zeta > 1, as measured."""
     found = measured_crossing(points, b)
     low, high = np.nanmin(points.excess), np.nanmax(points.excess)
-    label = "zeta crosses 1, measured (95 %)"
+    label = "ζ crosses 1, measured (95 %)"
     if not 0 < found.value < np.inf:  # nowhere, or everywhere
         axis.axvspan(np.nan, np.nan, color=colour, alpha=0.15, linewidth=0, label=label)
         return
@@ -150,15 +147,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -169,6 +161,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

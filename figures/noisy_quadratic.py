@@ -7,22 +7,17 @@ Reads the results of studies/noisy_quadratic.py; fails if they are missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLUE, GREEN, PAGE_WIDTH, PURPLE, STYLE, VERMILION
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import BLUE, GREEN, PAGE_WIDTH, PURPLE, STYLE, VERMILION, foot
 from mxsim.store import result_id
 from studies.noisy_quadratic import (
     DESIGNS,
@@ -118,6 +113,7 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             figsize=(PAGE_WIDTH, 4.1),
             sharey=True,
             squeeze=False,
+            layout="constrained",
             width_ratios=[max(count, 4) for count in counts],
         )
         for axis, family in zip(axes[0], panels, strict=True):
@@ -136,18 +132,19 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             entries[words] = first.scatter(
                 [], [], s=11, marker="s", color=shade, edgecolors="#9a9a9a", linewidths=0.4
             )
-        figure.legend(entries.values(), entries.keys(), loc="lower center", ncol=4)
+        for words, handle in entries.items():
+            handle.set_label(words)
         firsts = [column[0] for column in results.traced]
         inside, total = results.within("almost sure")
-        figure.suptitle(
+        foot(
+            figure,
             f"Runs of {design.steps} steps; traced with {min(t.n for t in firsts)} to "
             f"{max(t.n for t in firsts)} runs a column (points: median and 95 % interval), grid "
-            f"{design.grid_rates} rates × {design.grid_seeds} seeds.\n"
+            f"{design.grid_rates} rates × {design.grid_seeds} seeds. "
             f"Over {design.repeats} repetitions {inside} of {total} intervals hold the "
             "almost-sure threshold.",
-            fontsize=8.5,
+            list(entries.values()),
         )
-        figure.tight_layout(rect=(0, 0.1, 1, 1))
         return saved(figure, out, runs_of(results, folder or out.parent))
 
 
@@ -159,15 +156,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -178,6 +170,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

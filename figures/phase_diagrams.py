@@ -9,26 +9,34 @@ which draws what is there and hatches the rest.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from figures.command import Source, draw_stored, saved, source, tier_of, traced
-from figures.style import BLACK, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
+from figures.command import Source, draw_stored, launch, saved, source, tier_of, traced
+from figures.loss_lines import interval_of_shares
+from figures.style import (
+    BLACK,
+    GREEN,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY,
+    SMALLEST,
+    STYLE,
+    VERMILION,
+    foot,
+)
 from mxsim.boundary import Threshold
 from mxsim.grid import State
 from studies.phase_diagrams import ARMS, STUDY, Name, Results, Tier, diagram, load
@@ -66,7 +74,7 @@ def blank(axis: Axes, i: int, j: int, states: list[State]) -> None:
     """A cell without a result: hatched if not run, in the look of failure if its runs raised."""
     if "failed" in states:
         tile(axis, i - 0.5, j - 0.5, 1, 1, LOOK["failed"][0])
-        axis.text(i, j, "?", ha="center", va="center", fontsize=6)
+        axis.text(i, j, "?", ha="center", va="center", fontsize=SMALLEST)
     else:
         no_result(axis, i - 0.5, j - 0.5, 1, 1)
 
@@ -88,8 +96,10 @@ def draw_shares(axis: Axes, results: Results, arm: str) -> None:
                 f"{sum(failed)}/{len(failed)}",
                 ha="center",
                 va="center",
-                fontsize=5.5,
-                color="white" if share > 0.6 else "#444444",
+                fontsize=SMALLEST,
+                color="white" if share > 0.6 else "#333333",
+                path_effects=[withStroke(linewidth=1.6, foreground=SHARES(share))],
+                zorder=7,  # read across the boundary's line
             )
 
 
@@ -123,7 +133,7 @@ def draw_runs(axis: Axes, results: Results, arm: str) -> None:
                     )
 
 
-def draw_steps(axis: Axes, results: Results, arm: str, norm: LogNorm) -> None:
+def draw_steps(axis: Axes, results: Results, arm: str, norm: Normalize) -> None:
     """Cells coloured by the median first bad step; a dot where no run failed."""
     it, colours = results.diagram, plt.get_cmap(STEPS)
     for i, x in enumerate(it.x.labels):
@@ -134,7 +144,7 @@ def draw_steps(axis: Axes, results: Results, arm: str, norm: LogNorm) -> None:
             elif math.isnan(step):
                 axis.plot(i, j, ".", color="#aaaaaa", markersize=2.5)
             else:
-                tile(axis, i - 0.5, j - 0.5, 1, 1, colours(norm(step + 1)))
+                tile(axis, i - 0.5, j - 0.5, 1, 1, colours(norm(step)))
 
 
 def position(results: Results, x: str, arm: str, lr: float) -> float:
@@ -219,10 +229,9 @@ def draw(
     """
     it = results.diagram
     base = it.grid.base
-    norm = LogNorm(1, base.steps)
+    norm = Normalize(0, base.steps)
     titles = ("share of runs that fail", "each run", "first bad step, median")
     height = 2.1 + 0.42 * max(len(it.y.labels), 5)
-    foot = 0.82 / height  # for legend and caption, 0.82 inch
     with plt.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure, axes = plt.subplots(
             2,
@@ -232,7 +241,6 @@ def draw(
             sharey=True,
             layout="constrained",
         )
-        figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot))  # type: ignore[union-attr,call-arg]
         for row, arm in zip(axes, ARMS, strict=True):
             draw_shares(row[0], results, arm)
             draw_runs(row[1], results, arm)
@@ -241,30 +249,28 @@ def draw(
                 frame(axis, results)
                 if arm == ARMS[0]:
                     axis.set_title(title)
-            row[0].set_ylabel(f"{'exact' if arm == 'exact' else 'MX (14 sites)'}\n{it.y.name}")
+            row[0].set_ylabel(
+                f"{'exact' if arm == 'exact' else 'MX (14 sites)'}\n{axis_name(it.y.name)}"
+            )
             if results.thresholds:
                 draw_boundary(row[0], results, arm)
             if predicted:
                 draw_predictions(row[0], results, arm, predicted)
         for axis in axes[1]:
-            axis.set_xlabel(it.x.name)
+            axis.set_xlabel(axis_name(it.x.name))
         mappable = plt.cm.ScalarMappable(norm, STEPS)
         bar = figure.colorbar(mappable, ax=axes[:, 2], shrink=0.6, aspect=24, pad=0.02)
         bar.outline.set_linewidth(0.4)
         bar.ax.tick_params(length=2)
-        bar.set_label("step (the last: never learned)")
-        figure.legend(
-            handles=legend_handles(bool(results.thresholds), bool(predicted)),
-            loc="lower center",
-            ncols=4,
-            bbox_to_anchor=(0.5, 0.4 / height),
-            handlelength=1.6,
-            columnspacing=1.4,
-        )
-        figure.text(
-            0.01, 0.008, caption(results), fontsize=6.3, va="bottom", ha="left", color="#333333"
-        )
+        bar.set_label("step (at the end: never learned)")
+        handles = legend_handles(bool(results.thresholds), bool(predicted))
+        foot(figure, caption(results), handles)
         return saved(figure, out, runs_of(results, folder or out.parent))
+
+
+def axis_name(name: str) -> str:
+    """An axis' field in words."""
+    return {"lr": "learning rate"}.get(name, name.replace("_", " "))
 
 
 def legend_handles(traced: bool, predicted: bool) -> list[Any]:
@@ -323,15 +329,16 @@ def caption(results: Results) -> str:
     it = results.diagram
     b = it.grid.base
     text = (
-        f"{results.name}: {it.grid.seeds} seeds a cell, paired between arms. Unless varied: width "
+        f"{results.name}: {it.grid.seeds} seeds a cell, paired between arms "
+        f"({interval_of_shares(it.grid.seeds)}). Unless varied: width "
         f"{b.width}, depth {b.depth}, batch {b.batch}, {b.steps} steps, {b.activation}, {b.norm} "
-        f"norm, lr {b.lr:g},\nMXFP8 E4M3 (scale rule floor, ties to even, blocks of 32)."
+        f"norm, lr {b.lr:g}, MXFP8 E4M3 (scale rule floor, ties to even, blocks of 32)."
     )
     if results.thresholds:
         runs = [t.n for t in results.thresholds.values()]
         words = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
         text += (
-            f" Traced by {words} runs a column, each with another seed;\nbars: "
+            f" Traced by {words} runs a column, each with another seed; bars: "
             "95 % credible interval, a triangle where it leaves the range searched."
         )
     return text
@@ -378,6 +385,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

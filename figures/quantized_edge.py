@@ -7,22 +7,28 @@ Reads the results of studies/quantized_edge.py; fails if any run is missing.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of
-from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, SKY, STYLE, VERMILION
+from figures.command import Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+    foot,
+)
 from studies.quantized_edge import (
     STUDY,
     Results,
@@ -63,7 +69,6 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
         figure, axes = plt.subplots(
             1, len(PANELS), figsize=(PAGE_WIDTH, 3.35), sharey=True, layout="constrained"
         )
-        figure.get_layout_engine().set(rect=(0, 0.19, 1, 0.8))  # type: ignore[union-attr,call-arg]
         for axis, (predictor, title) in zip(axes, PANELS.items(), strict=True):
             for (group, label), readings in results.readings.items():
                 colour, marker, _ = LOOK[group]
@@ -93,32 +98,31 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                     elinewidth=0.5,
                     markerfacecolor="white" if is_exact(label) else colour,
                 )
-            ends = (0.15, 1.55)
+            ends = (0.25, 1.8)
             axis.plot(ends, ends, color="grey", linewidth=0.7, linestyle=":")
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_xlim(ends)
             axis.set_ylim(ends)
-            ticks = [0.2, 0.5, 1.0]
+            ticks = [0.3, 0.5, 1.0, 1.5]
             axis.set_xticks(ticks, [f"{t:g}" for t in ticks], minor=False)
             axis.set_yticks(ticks, [f"{t:g}" for t in ticks], minor=False)
             axis.minorticks_off()
             axis.set_aspect("equal")
             axis.set_title(title)
-            axis.set_xlabel("predicted, of the exact edge")
-        axes[0].set_ylabel("measured, of the exact edge")
+            axis.set_xlabel("predicted / exact edge")
+        axes[0].set_ylabel("measured / exact edge")
         handles = [
             Line2D([], [], linestyle="", marker=m, color=c, markersize=4, label=words)
             for c, m, words in LOOK.values()
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.055))
-        figure.text(
-            0.01,
-            0.01,
-            f"eta S over the second half of runs, medians of {results.design.seeds} seeds with "
-            "95 % bootstrap intervals; open: exact gradients of the whole batch; dotted: equal.",
-            fontsize=6.3,
-            color="#333333",
+        foot(
+            figure,
+            f"ηS over the second half of runs, medians of {results.design.seeds} seeds with "
+            "95 % bootstrap intervals; open: exact gradients of the whole batch; dotted: equal. "
+            "Bars end at the edges; a predictor that says nothing of an optimizer has no marker.",
+            handles,
+            ncols=3,
         )
         return saved(figure, out, runs_of(results, folder or out.parent))
 
@@ -130,7 +134,6 @@ def draw_arms(results: Results, out: Path, folder: Path | None = None) -> Path:
         figure, axes = plt.subplots(
             1, 2, figsize=(PAGE_WIDTH, 2.9), sharex=True, layout="constrained"
         )
-        figure.get_layout_engine().set(rect=(0, 0.13, 1, 0.87))  # type: ignore[union-attr,call-arg]
         for axis, (group, (title, edge)) in zip(axes, groups.items(), strict=True):
             lr = next(c.config["lr"] for c in results.design.conditions if c.group == group)
             for label, (colour, words) in ARMS.items():
@@ -149,19 +152,16 @@ def draw_arms(results: Results, out: Path, folder: Path | None = None) -> Path:
             axis.axhline(edge, color="grey", linewidth=0.7, linestyle=":")
             axis.set_title(title)
             axis.set_xlabel("step")
-            axis.set_ylim(0, 1.35 * edge)
+            axis.set_ylim(0, 1.6 * edge)
             axis.grid(True, axis="y")
-        axes[0].set_ylabel("eta S of the exact loss")
-        axes[1].set_ylabel("eta S, S of P⁻¹H")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.06))
-        figure.text(
-            0.01,
-            0.01,
+        axes[0].set_ylabel("ηS of the exact loss")
+        axes[1].set_ylabel("ηS, S of P⁻¹H")
+        foot(
+            figure,
             f"Median and range of {results.design.seeds} seeds; dotted: the exact edge; ticks at "
-            "the right: what the descent condition predicts.",
-            fontsize=6.3,
-            color="#333333",
+            "the right: what the descent condition predicts, median over seeds. η: learning rate; "
+            "S: largest eigenvalue, under Adam in the preconditioner's metric.",
+            axes[0].get_legend_handles_labels()[0],
         )
         return saved(figure, out, runs_of(results, folder or out.parent))
 
@@ -198,6 +198,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

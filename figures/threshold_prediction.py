@@ -8,20 +8,25 @@ Reads the results of studies/threshold_prediction.py; fails if any run is missin
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from figures.command import Source, draw_stored, saved, source, stored, tier_of, traced
-from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION
+from figures.command import (
+    FromResults,
+    Source,
+    draw_stored,
+    launch,
+    saved,
+    source,
+    stored,
+    tier_of,
+    traced,
+)
+from figures.style import BLACK, BLUE, GREEN, ORANGE, PAGE_WIDTH, PURPLE, STYLE, VERMILION, foot
 from studies.threshold_prediction import (
     DESIGNS,
     SCHEMES,
@@ -36,6 +41,14 @@ from studies.threshold_prediction import (
 COLOURS = dict(zip(SCHEMES, (BLACK, BLUE, VERMILION, ORANGE, GREEN, PURPLE), strict=True))
 # The moment that is drawn: the start, but for Adam, whose P means nothing after one step.
 MOMENT = {"gradient descent": 0, "heavy ball": 0, "Adam": 1}
+WORDS = {
+    "exact": "exact",
+    "gemm_e4m3": "GEMM, E4M3",
+    "ln_only_e4m3": "LN, E4M3",
+    "all_e4m3": "all, E4M3",
+    "gemm_e2m1": "GEMM, E2M1",
+    "all_e2m1": "all, E2M1",
+}
 THEORIES = {"mean square": ("o", "mean square"), "almost surely": ("s", "almost surely"),
             "descent": ("^", "descent")}  # fmt: skip
 
@@ -47,7 +60,6 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
         figure, axes = plt.subplots(
             1, len(design.arms), figsize=(PAGE_WIDTH, 3.1), layout="constrained"
         )
-        figure.get_layout_engine().set(rect=(0, 0.2, 1, 0.8))  # type: ignore[union-attr,call-arg]
         for axis, arm in zip(axes, design.arms, strict=True):
             ends: list[float] = []
             for name in design.schemes:
@@ -84,7 +96,7 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
                 each.set_minor_locator(NullLocator())
         axes[0].set_ylabel("predicted critical rate")
         handles = [
-            Line2D([], [], linestyle="", marker="s", color=c, label=n)
+            Line2D([], [], linestyle="", marker="s", color=c, label=WORDS[n])
             for n, c in COLOURS.items()
             if n in design.schemes
         ]
@@ -92,15 +104,14 @@ def draw(results: Results, out: Path, folder: Path | None = None) -> Path:
             Line2D([], [], linestyle="", marker=m, color="grey", label=words)
             for m, words in THEORIES.values()
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.06))
         runs = [t.n for t in results.thresholds.values()]
-        figure.text(
-            0.01,
-            0.01,
+        foot(
+            figure,
             f"Traced by {min(runs)} to {max(runs)} runs each, bars 95 % credible intervals; "
-            f"predicted from exact runs at a low rate, median of {design.seeds} seeds, 95 %.",
-            fontsize=6.3,
-            color="#333333",
+            f"predicted from exact runs at a low rate, median of {design.seeds} seeds, "
+            "with 95 % bootstrap intervals; dotted: equal.",
+            handles,
+            ncols=5,
         )
         return saved(figure, out, runs_of(results, folder or out.parent))
 
@@ -114,15 +125,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figure again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
 
 
 def main(arguments: Arguments) -> int:
@@ -133,6 +139,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    sys.exit(main(tyro.cli(Arguments, prog=f"python -m figures.{STUDY}")))
+    launch(main, Arguments, STUDY)

@@ -7,32 +7,37 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from figures import all as every
 from figures import bias_to_divergence, contact_sheet, format_codes, hybrids, last_bin, losses
 from figures.loss_lines import smooth
+from figures.style import PAGE_WIDTH, STYLE
 from mxsim import FORMATS
 from mxsim.store import Record
 from studies import claims
 
 CLAIMS: list[Any] = [losses, last_bin, bias_to_divergence, hybrids]
+COMMIT = "f" * 40
 DIVERGED = 16  # the step, of the made-up runs that diverge
 
 
 def made_up(seeds: int = 3, steps: int = 24) -> claims.Results:
-    """Records of the smoke design: MX runs at the highest rate diverge, all others learn."""
+    """Records of the smoke design: MX runs at the highest rate diverge, and all where MX was found
+    to fail; all others learn."""
     design = replace(claims.DESIGNS["smoke"], seeds=seeds)
     records, watched = {}, {}
     for key, point in claims.points(design).items():
-        bad = key.arm == "mx" and key.lr == design.rates[-1]
+        bad = key.arm == "mx" and (key.task == "searched" or key.lr == design.rates[-1])
         series = np.geomspace(1, 0.01, steps) * (1 + 0.1 * key.seed)
         if bad:
             series[DIVERGED:] = 1e4
         at = np.arange(0, steps, design.probe_every)
         zeta = np.where(at < DIVERGED, 0.1 + at, 50.0) if bad else np.full(len(at), 0.1)
         meta: dict[str, Any] = {
+            "versions": {"commit": COMMIT},
             "status": "diverged" if bad else "ok",
             "first_bad_step": DIVERGED if bad else None,
             "learned": True,
@@ -52,7 +57,7 @@ def made_up(seeds: int = 3, steps: int = 24) -> claims.Results:
         share = np.full((len(at), 2, 2), 0.01) * (1 + np.arange(2))[:, None]  # MX twice exact
         arrays = {f"saturated_{name}": share for name in last_bin.ROWS}
         arrays |= {"watch_steps": at, "zeta_script": np.full(steps, 0.5)}
-        watched[where] = Record(watch.id, arrays, {})
+        watched[where] = Record(watch.id, arrays, {"versions": {"commit": COMMIT}})
     return claims.Results("smoke", design, records, watched, Path("results"))
 
 
@@ -65,25 +70,53 @@ def sidecar(picture: Path) -> dict[str, Any]:
 def test_a_figure_names_the_runs_it_shows_and_how_many_seeds(figure: Any, tmp_path: Path) -> None:
     results = made_up()
     out = figure.draw(results, tmp_path / "one.png")
-    assert out.stat().st_size > 10_000
     content = sidecar(out)
     known = {r.id for r in (*results.records.values(), *results.watched.values())}
     assert 0 < content["n"] == len(content["runs"])
+    assert content["n_of"] == "stored results"
+    assert content["commits"] == {COMMIT: content["n"]}
+    assert (content["study"], content["tier"]) == (figure.STUDY, "smoke")
+    assert content["files"] == ["one.png", "one.pdf"]
+    for suffix in (".png", ".pdf"):
+        assert out.with_suffix(suffix).stat().st_size > 10_000
     assert set(content["runs"]) <= known
     assert content["command"] == f"python -m figures.{figure.NAME} --tier smoke"
     assert "3 seeds" in content["caption"]
 
 
-@pytest.mark.parametrize("figure", [*CLAIMS, "activation_norm"])
-def test_a_missing_run_fails_the_figure_and_nothing_is_written(
-    figure: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if isinstance(figure, str):
-        from figures import activation_norm as figure
-    out = tmp_path / "out" / "one.png"
-    assert figure.main(figure.Arguments("smoke", results=tmp_path, out=out)) == 1
-    assert f"python -m studies.{figure.STUDY}" in capsys.readouterr().err
-    assert not out.parent.exists()
+def test_the_place_where_mx_fails_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    results = made_up()
+    content = sidecar(bias_to_divergence.draw(results, tmp_path / "one.png", tasks=("searched",)))
+    seeds = list(results.design.searched_seeds)
+    expected = {
+        results.records[claims.Key(reading, "searched", "base", lr, seed, "mx")].id
+        for reading in claims.READINGS
+        for lr in results.design.rates_of("searched")
+        for seed in seeds
+    }
+    assert set(content["runs"]) == expected
+    assert f"1 setting at lr 0.02, rms norm unless varied, {len(seeds)} seeds" in content["caption"]
+
+
+@pytest.mark.parametrize(
+    ("row", "runs", "diverge", "words"),
+    [
+        ("zeta", [], True, "no run diverges"),
+        ("cos", [], False, "every run diverges"),
+        ("script", [None], True, "of the watched pairs (base setting, the two highest rates) none "
+         "diverges"),
+    ],
+)  # fmt: skip
+def test_an_empty_panel_says_why(row: str, runs: list[Any], diverge: bool, words: str) -> None:
+    assert " ".join(bias_to_divergence.why_empty(row, runs, diverge).split()) == words
+
+
+def test_bins_are_whole_probes_around_the_divergence_or_over_the_run() -> None:
+    base = replace(claims.DESIGNS["laptop"].base, steps=500)
+    around = bias_to_divergence.edges_of(base, 20, diverge=True)
+    over = bias_to_divergence.edges_of(base, 20, diverge=False)
+    assert (around[0], around[-1], over[0], over[-1]) == (-200, 40, 0, 500)
+    assert set(np.diff(around)) == set(np.diff(over)) == {20}
 
 
 def test_runs_are_aligned_at_their_divergence_and_those_that_never_learned_left_out() -> None:
@@ -125,7 +158,8 @@ def test_depths_and_widths_stand_in_order_with_the_base_among_them() -> None:
     rows = losses.panels(claims.DESIGNS["laptop"])
     assert [condition for _, condition, _ in rows["depth"]] == ["depth 2", "base", "depth 8"]
     assert [condition for _, condition, _ in rows["width"]] == ["width 32", "base", "width 128"]
-    assert [lr for _, _, lr in rows["learning rate"]] == [0.01, 0.02, 0.035]
+    rates = [lr for _, _, lr in rows["learning rate"]]
+    assert rates == sorted(rates) == list(claims.DESIGNS["laptop"].rates)
 
 
 def test_smoothed_losses_are_medians_of_windows_and_unknown_where_none_is_finite() -> None:
@@ -189,7 +223,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_rest_is_on_the_sheet(folder: Path) -> None:
     stems = {path.stem for path in folder.iterdir()}
     assert stems == {"format_codes", "contact_sheet"}
-    assert sidecar(folder / "contact_sheet.png")["caption"].startswith("1 figures of 0 runs")
+    content = sidecar(folder / "contact_sheet.png")
+    assert content["caption"].startswith("1 figures of 0 stored results")
+    assert (content["n"], content["runs"], content["commits"]) == (0, [], [])
+    (tile,) = content["tiles"]
+    assert tile["picture"] == "format_codes.png"
+
+
+def test_a_figure_of_no_run_says_how_much_was_computed(folder: Path) -> None:
+    content = sidecar(folder / "format_codes.png")
+    n = sum(2 ** FORMATS[name].element.bits // 2 for name in format_codes.SHOWN)
+    left_out = 1 + 1 + 1 + 1 + 1 + 1 + 1 + 4  # zeros; NaN of E4M3; Inf and NaNs of E5M2
+    assert (content["n"], content["n_of"]) == (n - left_out, "positive codes of the six formats")
+    assert (content["study"], content["tier"], content["runs"]) == (None, None, [])
+    assert content["command"] == "python -m figures.format_codes"
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,3 +255,37 @@ def test_a_contact_sheet_fails_on_a_missing_picture_or_sidecar(
     with pytest.raises(FileNotFoundError, match=r"codes\.json"):
         contact_sheet.draw([tmp_path / "codes.png"], tmp_path / "sheet.png")
     assert not (tmp_path / "sheet.png").exists()
+
+
+def test_a_contact_sheet_gathers_runs_and_n_of_its_tiles(tmp_path: Path) -> None:
+    pictures = []
+    for i, runs in enumerate((["a", "b"], ["b", "c", "d"]) * 4):  # more than a page
+        picture = tmp_path / f"p{i}.png"
+        plt.imsave(picture, np.full((40, 60 + i), 0.5))
+        told = {"command": "c", "study": "s", "tier": "smoke", "n": len(runs), "n_of": "runs"}
+        told |= {"runs": runs, "commits": {f"commit {runs[0]}": len(runs)}}
+        picture.with_suffix(".json").write_text(json.dumps(told))
+        pictures.append(picture)
+    out = contact_sheet.draw(pictures, tmp_path / "sheet.png")
+    content = sidecar(out)
+    assert content["files"] == ["sheet.png", "sheet.pdf"]
+    assert (content["runs"], content["n"]) == (["a", "b", "c", "d"], 4)
+    assert content["commits"] == ["commit a", "commit b"]
+    assert [tile["n"] for tile in content["tiles"]] == [2, 3] * 4
+    assert [tile["picture"] for tile in content["tiles"]] == [each.name for each in pictures]
+    assert out.with_suffix(".pdf").read_bytes().count(b"/Type /Page ") == 2
+    height, width = plt.imread(out).shape[:2]
+    page = [round(contact_sheet.DPI * inches) for inches in contact_sheet.PAGE]
+    assert abs(width - page[0]) <= 1
+    assert abs(height - 2 * page[1]) <= 2
+    with pytest.raises(ValueError, match=r"out must end in \.png"):
+        contact_sheet.draw(pictures, tmp_path / "sheet.svg")
+
+
+@pytest.mark.parametrize("height", [3.0, 7.2])
+def test_tick_labels_on_the_contact_sheet_can_be_read(height: float, tmp_path: Path) -> None:
+    """At least 5 points in print, of the tallest figures, too."""
+    image = np.zeros((round(height * 200), round(PAGE_WIDTH * 200)))
+    tile = contact_sheet.Tile(tmp_path, image, {})
+    assert min(STYLE[f"{axis}tick.labelsize"] for axis in "xy") * tile.scale >= 5
+    assert STYLE["savefig.dpi"] == 200

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,17 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import mxsim
-from figures.command import draw_stored, saved, source, stored, tier_of, traced
-from figures.style import STYLE
+from figures.command import (
+    Source,
+    computed,
+    draw_stored,
+    saved,
+    source,
+    stored,
+    tier_of,
+    traced,
+)
+from figures.style import CAPTION, PAGE_WIDTH, SMALLEST, STYLE, foot
 from mxsim.boundary import Search
 from mxsim.executors import Execution
 from mxsim.store import Record, Store
@@ -34,9 +44,9 @@ def picture() -> Figure:
     return figure
 
 
-def save(out: Path, given: Any = None) -> Path:
+def save(out: Path, given: Source | None = None) -> Path:
     with plt.rc_context(STYLE):
-        return saved(picture(), out, given)
+        return saved(picture(), out, given or computed("codes", 7, "codes"))
 
 
 @pytest.mark.parametrize(("suffix", "twin"), [("png", "pdf"), ("pdf", "png"), ("svg", "png")])
@@ -74,14 +84,50 @@ def test_the_sidecar_says_what_was_drawn_and_counts_every_run_once(tmp_path: Pat
         "study": "claims",
         "tier": "smoke",
         "n": 3,
+        "n_of": "stored results",
         "commits": {"1234": 2, "None": 1},
         "runs": ["a" * 16, "b" * 16, "c" * 16],
     }
 
 
-def test_a_figure_of_no_run_has_a_sidecar_without_runs(tmp_path: Path) -> None:
+def test_a_figure_of_no_run_says_so_and_what_its_n_counts(tmp_path: Path) -> None:
     save(tmp_path / "one.png")
-    assert set(json.loads((tmp_path / "one.json").read_text())) == {"files", "caption"}
+    assert json.loads((tmp_path / "one.json").read_text()) == {
+        "files": ["one.png", "one.pdf"],
+        "caption": "4 seeds, 95 % interval",
+        "command": "python -m figures.codes",
+        "study": None,
+        "tier": None,
+        "n": 7,
+        "n_of": "codes",
+        "commits": {},
+        "runs": [],
+    }
+
+
+def test_a_figure_of_a_study_without_a_run_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one stored result; got none"):
+        source("claims", "smoke", [None])
+
+
+def test_nothing_on_a_figure_is_too_small_and_the_caption_stands_below_the_axes() -> None:
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(PAGE_WIDTH, 3), layout="constrained")
+        (line,) = axis.plot([0, 1], label="a run")
+        foot(figure, "Words of a caption. " * 40, [line] * 5, ncols=4)
+        figure.draw_without_rendering()
+    (words,), (legend,) = figure.texts, figure.legends
+    boxes = [each.get_window_extent() for each in (words, legend)]
+    boxes.append(axis.get_tightbbox() or axis.bbox)
+    for lower, upper in pairwise(boxes):
+        assert lower.y1 < upper.y0
+    assert figure.bbox.x0 <= boxes[0].x0
+    assert boxes[0].x1 <= figure.bbox.x1
+    assert boxes[0].y0 >= 0
+    assert boxes[-1].y1 <= figure.bbox.y1
+    sizes = [size for name, size in STYLE.items() if name.endswith("size")]
+    assert min([*sizes, CAPTION["fontsize"]]) >= SMALLEST
+    plt.close(figure)
 
 
 def test_stored_records_are_read_by_id_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
