@@ -6,7 +6,8 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: study figure reproduce test crosscheck check exhaustive format lower-bounds clean distclean
+.PHONY: study figure reproduce test crosscheck check docs wheel exhaustive format lower-bounds clean \
+	distclean
 
 study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
 	$(RUN) -m studies.ln_affine_isolation --tier $(TIER)
@@ -45,6 +46,12 @@ check: .venv/installed-test       ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/installed-docs        ## the site, docs/_build/html/index.html; a warning is an error
+	$(RUN) -m sphinx -E -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+
+wheel: .venv/installed-test       ## build the wheel, install it elsewhere, use it in an empty folder
+	$(RUN) -m tests.wheel
+
 exhaustive: .venv/installed-test  ## every float32 through every format and scale rule: 20 minutes on two cores
 	$(RUN) -m tests.exhaustive
 
@@ -68,6 +75,10 @@ lower-bounds:                     ## the test suite on the oldest supported depe
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@ .venv/installed
 
+.venv/installed-docs: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@ .venv/installed
+
 .venv-torch/bin/python:
 	$(PYTHON) -m venv .venv-torch
 
@@ -77,7 +88,7 @@ lower-bounds:                     ## the test suite on the oldest supported depe
 
 clean:                            ## compiled kernels and tool caches (after editing mxsim/bits.py, too)
 	find mxsim studies figures tests -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_build
 
 distclean: clean
 	rm -rf .venv .venv-lower .venv-torch

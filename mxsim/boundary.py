@@ -88,7 +88,7 @@ class Search:
             )
         if not 1.01 <= self.width < self.high / self.low:
             raise ValueError(
-                f"width is a ratio of learning rates, at least 1.01 (rates have {DIGITS} digits) "
+                f"width must be a ratio of learning rates, at least 1.01 (of {DIGITS} digits) "
                 f"and below high / low = {self.high / self.low:.4g}; got {self.width}"
             )
         if self._count > MOST_CELLS:
@@ -100,7 +100,7 @@ class Search:
             raise ValueError(f"per_round must be at least 2; got {self.per_round}")
         if not 1 <= self.min_runs <= self.max_runs:
             raise ValueError(
-                f"1 <= min_runs <= max_runs is needed; got {self.min_runs}, {self.max_runs}"
+                f"min_runs must be from 1 to max_runs ({self.max_runs}); got {self.min_runs}"
             )
         if not 0 < self.lapse < 0.5:
             raise ValueError(f"lapse must lie in (0, 0.5); got {self.lapse}")

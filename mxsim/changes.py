@@ -218,7 +218,9 @@ class ChangedRun:
                 f"changes must be in order, before step {self.config.steps}; got steps {steps}"
             )
         if self.begin is not None and self.leads:
-            raise ValueError("leads need a run from its first step; got begin, too")
+            raise ValueError(
+                f"leads must be empty for a run that begins in the middle (begin); got {self.leads}"
+            )
 
     @cached_property
     def id(self) -> str:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import Counter
 from dataclasses import dataclass
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
@@ -40,8 +36,8 @@ from mxsim.report import (
     stats_card,
     tensor_report,
 )
-from mxsim.results import Results as StoredResults
 from mxsim.results import load as load_results
+from mxsim.results_table import show_results
 from mxsim.single import Single, describe, perform
 from mxsim.store import DamagedResult
 
@@ -198,7 +194,12 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Report):
             _report(command, console)
         elif isinstance(command, Results):
-            _results(command, console)
+            stored = load_results(command.study, command.root)
+            columns, where, sort = (
+                list(chain(*words)) for words in (command.columns, command.where, command.sort)
+            )
+            files = {"csv": command.csv, "parquet": command.parquet}
+            show_results(stored, where, columns, sort, files, console)
         else:
             _formats(command, console)
     except FileNotFoundError as error:
@@ -325,9 +326,12 @@ def _quantize(command: Quantize, console: Console) -> None:
 
 
 def _report(command: Report, console: Console) -> None:
-    nv = FORMATS[command.format].scale != "e8m0"
-    if nv:
-        raise ValueError(f"report compares E8M0 scale rules; {command.format} has its own scales")
+    if FORMATS[command.format].scale != "e8m0":
+        mx = ", ".join(name for name, form in FORMATS.items() if form.scale == "e8m0")
+        raise ValueError(
+            f"format must be one of {mx}, whose scale rules are compared; {command.format} has its "
+            "own scales"
+        )
     rules = ("floor", "rceil")
     gain_pattern(command.gains)  # refused before anything is read
     arrays, skipped = load_arrays(command.model)
@@ -404,86 +408,6 @@ def _formats(command: Formats, console: Console) -> None:
             ladder = np.unique(element.values[np.isfinite(element.values)])
             top = " ".join(f"{v:g}" for v in ladder[-8:])
             console.print(f"  largest values: {top}\n")
-
-
-_OUTCOMES = ("status", "first_bad_step", "spikes", "eval_loss", "seconds")
-_STYLES = {"diverged": "yellow", "nonfinite": "red"}
-
-
-def _results(command: Results, console: Console) -> None:
-    stored = load_results(command.study, command.root)
-    columns, where, sort = (
-        list(chain(*words)) for words in (command.columns, command.where, command.sort)
-    )
-    stored.check_fields("columns", columns)
-    results = stored.where(where)
-    varying = stored.varying  # of the whole study: what is filtered by stays in sight
-    results = results.sorted(sort or varying)
-    written = columns or None
-    if not columns:
-        # A probe does not change its run: in the way, unless nothing else tells runs apart.
-        columns = [name for name in varying if not name.startswith("probe.")]
-        if len({tuple(map(row.get, columns)) for row in results.records}) < len(results.records):
-            columns = list(varying)
-        columns += [name for name in _OUTCOMES if name in results.fields]
-    wide = _print_runs(results, columns or ["id"], console)
-    total = f"{len(results.records)} of {len(stored.records)}" if where else len(results.records)
-    counts = Counter(str(row.get("status", "without status")) for row in results.records)
-    by_status = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    wide.print(f"runs: {total}" + (f"; {by_status}" if counts else ""), soft_wrap=True)
-    if results.damaged:
-        wide.print(f"[red]files that cannot be read: {len(results.damaged)}", soft_wrap=True)
-        for _, reason in results.damaged:
-            wide.print(f"- {reason}", markup=False, highlight=False, soft_wrap=True)
-    for path, write in ((command.csv, results.to_csv), (command.parquet, results.to_parquet)):
-        if path is not None:
-            wide.print(f"written: {write(path, written)}", markup=False, soft_wrap=True)
-
-
-def _print_runs(results: StoredResults, columns: list[str], console: Console) -> Console:
-    """Print the runs; the console of the width that it took."""
-    lines = [
-        (
-            _STYLES.get(str(row.get("status"))) if console.is_terminal else None,
-            [_cell(row.get(name), name in results.settings) for name in columns],
-        )
-        for row in results.records
-    ]
-    headings = [name.replace(".", ".\n") for name in columns]
-    widths = [
-        max(map(cell_len, (*heading.split("\n"), *cells)))
-        for heading, *cells in zip(headings, *(cells for _, cells in lines), strict=True)
-    ]
-    needed = sum(widths) + 3 * len(widths) + 1
-    # A terminal gets what fits it, a file or a pipe whole lines.
-    wide = console if console.is_terminal else Console(width=max(needed, 100))
-    fits = needed <= wide.width
-    table = Table()
-    for name, heading, width in zip(columns, headings, widths, strict=True):
-        numbers = all(not isinstance(row.get(name), str) for row in results.records)
-        table.add_column(
-            Text(heading),
-            justify="right" if numbers else "left",
-            overflow="fold",
-            width=width if fits else None,  # else rich narrows the widest ones
-        )
-    if fits:  # each run is one line: many in one row of the table take rich a third of the time
-        lines = [
-            (style, ["\n".join(column) for column in zip(*(c for _, c in group), strict=True)])
-            for style, group in groupby(lines, key=itemgetter(0))
-        ]
-    for style, cells in lines:
-        table.add_row(*map(Text, cells), style=style)
-    wide.print(table)
-    return wide
-
-
-def _cell(value: object, exact: bool) -> str:
-    """A value on one line; ``exact``: as it can be asked for."""
-    if value is None:
-        return "-"
-    short = isinstance(value, float) and not exact
-    return f"{value:.4g}" if short else " ".join(str(value).splitlines())
 
 
 if __name__ == "__main__":

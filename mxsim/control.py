@@ -22,7 +22,6 @@ from mxsim.layout import as_integer
 
 DERIVED = ("loss_ratio", "grad_ratio", "grad_jump")
 """Signals that the controller works out itself, from the loss and the gradient's norm."""
-ACTIONS = ("hold", "escalate", "relax", "roll_back")
 Action = Literal["hold", "escalate", "relax", "roll_back"]
 
 
@@ -189,28 +188,30 @@ class Controller:
         self.log: list[Decision] = []
         self.seen: Mapping[str, float] = {}  # the signals of the last observation, derived ones too
         count = len(policy.triggers)
-        self._s = _State(policy.first, streaks=[0] * count, quiet=[None] * count)
+        self._state = _State(policy.first, streaks=[0] * count, quiet=[None] * count)
         if state is not None:
             if state.get("policy") != _plain(policy):
-                raise ValueError("state must be of the same policy")
-            self._s = _State(**state["now"])
+                raise ValueError(
+                    f"state must be of the same policy; got one of {state.get('policy')!r:.100}"
+                )
+            self._state = _State(**state["now"])
             self.log = [Decision(**{**d, "kept": tuple(d["kept"])}) for d in state["log"]]
 
     @property
     def rung(self) -> str:
         """The precision for the next step."""
-        return self.policy.ladder[self._s.rung]
+        return self.policy.ladder[self._state.rung]
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """Signals of triggers that have never been given: a misspelt name, say."""
-        pairs = zip(self.policy.triggers, self._s.quiet, strict=True)
+        pairs = zip(self.policy.triggers, self._state.quiet, strict=True)
         return tuple(trigger.signal for trigger, quiet in pairs if quiet is None)
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain JSON data."""
         log = [asdict(decision) | {"kept": list(decision.kept)} for decision in self.log]
-        now = asdict(self._s)
+        now = asdict(self._state)
         return {"policy": _plain(self.policy), "now": now, "log": log}
 
     def observe(self, step: int, loss: float, grad_norm: float, **signals: float) -> Decision:
@@ -220,7 +221,7 @@ class Controller:
         that trigger as it was.  Raises ValueError if ``step`` does not grow or a signal is named as
         a derived one, TypeError for what is no number; then nothing is remembered.
         """
-        p, s = self.policy, self._s
+        p, s = self.policy, self._state
         step = as_integer("step", step, "an integer")
         loss, grad_norm = _number("loss", loss), _number("grad_norm", grad_norm)
         signals = {name: _number(name, value) for name, value in signals.items()}
@@ -251,7 +252,7 @@ class Controller:
 
         The short mean is of a fifth of the window.  1 while there is no history.
         """
-        s, w = self._s, self.policy.window
+        s, w = self._state, self.policy.window
         short = s.norms[-max(w // 5, 1) :]
         return {
             "loss_ratio": loss / s.reference if s.reference else 1.0,
@@ -260,7 +261,7 @@ class Controller:
         }
 
     def _remember(self, loss: float, norm: float) -> None:
-        s, w = self._s, self.policy.window
+        s, w = self._state, self.policy.window
         for history, value in ((s.losses, loss), (s.norms, norm)):
             history.append(value)
             del history[:-w]
@@ -271,7 +272,7 @@ class Controller:
 
     def _firing(self, seen: Mapping[str, float], step: int) -> list[int]:
         """Indices of the triggers whose signal has been beyond its level for long enough."""
-        s, firing = self._s, []
+        s, firing = self._state, []
         for i, trigger in enumerate(self.policy.triggers):
             if trigger.signal not in seen:
                 continue
@@ -287,7 +288,7 @@ class Controller:
     def _decide(
         self, step: int, seen: Mapping[str, float], firing: list[int], finite: bool, elapsed: int
     ) -> Decision:
-        p, s = self.policy, self._s
+        p, s = self.policy, self._state
         if not finite:
             s.candidate = None
             return self._escalate(step, "loss or gradient norm is not finite", True, True)
@@ -313,12 +314,12 @@ class Controller:
 
     def _affordable(self, step: int, more: int) -> bool:
         """Whether ``more`` steps above the first rung stay within the budget all the while."""
-        p, s = self.policy, self._s
+        p, s = self.policy, self._state
         since = max(step + 2, p.warmup)  # steps so far, the next one included
         return p.budget is None or s.dear_steps + more <= p.budget * since
 
     def _escalate(self, step: int, reason: str, back: bool, top: bool) -> Decision:
-        p, s = self.policy, self._s
+        p, s = self.policy, self._state
         last = len(p.ladder) - 1
         rung = last if top else min(s.rung + 1, last)
         if not self._affordable(step, 1 if s.rung > p.first else max(p.lock, 1)):
@@ -349,14 +350,14 @@ class Controller:
     def _move(
         self, step: int, action: Action, rung: int, reason: str, restore: int | None = None
     ) -> Decision:
-        s = self._s
+        s = self._state
         s.rung, s.moved, s.quiet_for = rung, step, 0
         s.streaks = [0] * len(s.streaks)
         return self._decision(step, action, reason, restore=restore)
 
     def _hold(self, step: int, firing: bool) -> Decision:
         """Nothing to change; now and then a state to keep."""
-        p, s = self.policy, self._s
+        p, s = self.policy, self._state
         save = False
         if p.save_every is not None:
             if s.candidate is not None and step - s.candidate >= p.save_every:
@@ -369,7 +370,7 @@ class Controller:
     def _decision(
         self, step: int, action: Action, reason: str, save: bool = False, restore: int | None = None
     ) -> Decision:
-        s = self._s
+        s = self._state
         kept: Iterable[int | None] = (s.good, s.candidate)
         numbers = tuple(number for number in kept if number is not None)
         s.references = {key: r for key, r in s.references.items() if int(key) in numbers}

@@ -100,17 +100,18 @@ def top_eigenvalue(
             "basis must be at least 3, restarts at least 1 and tolerance at least 0; got "
             f"{basis}, {restarts}, {tolerance}"
         )
-    root = np.sqrt(
-        _vector("preconditioner", 1.0 if preconditioner is None else preconditioner, size)
-    )
-    if not (np.isfinite(root) & (root > 0)).all():
-        raise ValueError("preconditioner must be positive and finite")
+    metric = _vector("preconditioner", 1.0 if preconditioner is None else preconditioner, size)
+    usable = np.isfinite(metric) & (metric > 0)
+    if not usable.all():
+        value = metric[~usable][0]
+        raise ValueError(f"preconditioner must be positive and finite; got {value} in it")
+    root = np.sqrt(metric)
     first = np.random.default_rng(0).standard_normal(size)
     if start is not None:
         warm = _vector("start", start, size) * root
         norm = np.linalg.norm(warm)
         if not 0 < norm < math.inf:
-            raise ValueError("start must be finite and not zero")
+            raise ValueError(f"start must be finite and not zero; got one of norm {norm}")
         first = 0.1 * first / np.linalg.norm(first) + warm / norm
     matvecs = 0
 

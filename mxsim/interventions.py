@@ -131,7 +131,7 @@ def _activation_function(scheme: PrecisionScheme) -> PrecisionScheme:
     )
 
 
-def _sr(scheme: PrecisionScheme) -> PrecisionScheme:
+def _stochastically(scheme: PrecisionScheme) -> PrecisionScheme:
     return each_site(scheme, GRADIENTS, _stochastic)
 
 
@@ -175,7 +175,9 @@ INTERVENTIONS: Mapping[str, Intervention] = MappingProxyType(
             _activations("fprop_w"),
         ),
         "lower_lr": Intervention("half the learning rate", OURS, lr_factor=0.5),
-        "stochastic": Intervention("stochastic rounding of gradient operands", OURS, _sr),
+        "stochastic": Intervention(
+            "stochastic rounding of gradient operands", OURS, _stochastically
+        ),
         "small_blocks": Intervention("blocks of a quarter of the size", OURS, _small_blocks),
         "hadamard": Intervention("wgrad's operands rotated, random signs", OURS, _rotated),
     }

@@ -3,7 +3,8 @@
 - no fastmath: it deletes NaN tests and reorders roundings;
 - IEEE division (x / 0 is Inf or NaN, not an exception): no hidden branch in a loop;
 - compiled code is cached on disk beside the source; the cache notices edits of the kernel's own
-  file only, so after editing bits.py or special.py run ``make clean``;
+  file only, so after editing one whose kernels others call (bits, philox, rounding, special, maxima
+  or ops) run ``make clean``;
 - the GIL is released: kernels touch arrays only;
 - subnormals are kept: ``check_subnormals`` refuses a process that flushes them.
 """

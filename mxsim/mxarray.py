@@ -1,40 +1,43 @@
-"""MXArray: codes and scales at the bit level; packing, files, conversion, statistics.
+"""MXArray: codes and scales at the bit level, and what they mean; statistics of a quantization.
 
-Nothing here rounds to an MX format (quantize.py does); decoding is exact table look-up.
+Nothing here rounds to an MX format (quantize.py does); decoding is exact table look-up.  Bytes are
+in packing.py, files in arrayfile.py.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from mxsim.arrayfile import check_path, read_array, write_members
 from mxsim.formats import (
     E4M3,
     ELEMENTWISE,
     FORMATS,
-    ROUNDINGS,
     SCALE_BIAS,
     SCALE_NAN,
-    SCALE_RULES,
     BlockFormat,
     FloatFormat,
     IntFormat,
     as_format,
-    choose,
 )
-from mxsim.layout import Blocks, BlockSize, as_array, as_integer, check_block_size, cut
+from mxsim.layout import Blocks, BlockSize, check_block_size, cut
+from mxsim.packing import (
+    as_bytes,
+    check_bits,
+    check_lengths,
+    check_tensor_scale,
+    pack_bits,
+    unpacked,
+)
 from mxsim.rounders import ElementwiseRounder
 
 Array = NDArray[Any]
-
-FILE_VERSION = 1
 
 # ml_dtypes' names of our elements and scales
 _ML_DTYPES = {
@@ -196,13 +199,13 @@ class MXArray:
         and it says the format's default scale rule and rounding.
 
         Raises TypeError unless both are integer arrays, ValueError for a code or byte that the
-        format does not have (see ``_check_bits``) or a shape of scales that does not fit; NVFP4
+        format does not have (see packing.check_bits) or a shape of scales that does not fit; NVFP4
         needs ``tensor_scale``, no other takes one.
         """
         form = as_format(fmt)
         bits = form.element.bits
-        code_array = _as_bytes("codes", codes, 2**bits - 1)
-        scale_array = _as_bytes("scales", scales, 255)
+        code_array = as_bytes("codes", codes, 2**bits - 1)
+        scale_array = as_bytes("scales", scales, 255)
         blocks = cut(
             code_array.shape,
             axis,
@@ -213,8 +216,8 @@ class MXArray:
                 f"scales must have shape {blocks.grid(code_array.shape)} for codes of shape "
                 f"{code_array.shape}; got {scale_array.shape}"
             )
-        _check_bits(code_array, scale_array, form)
-        scale = _check_tensor_scale(tensor_scale, form)
+        check_bits(code_array, scale_array, form)
+        scale = check_tensor_scale(tensor_scale, form)
         rule = "floor" if form.scale == "e8m0" else form.name
         return cls(code_array, scale_array, form, blocks, rule, tensor_scale=scale)
 
@@ -243,8 +246,8 @@ class MXArray:
         not end in zero bits.
         """
         form = as_format(fmt)
-        data = _as_bytes("packed", packed, 255).reshape(-1)
-        codes = _unpacked("packed", data, _check_lengths("shape", shape), form)
+        data = as_bytes("packed", packed, 255).reshape(-1)
+        codes = unpacked("packed", data, check_lengths("shape", shape), form)
         return cls.from_bits(codes, scales, form, axis, block_size, tensor_scale)
 
     def to_ml_dtypes(self) -> tuple[Array, Array]:
@@ -265,7 +268,9 @@ class MXArray:
         if isinstance(element, IntFormat):
             return self.codes.view(np.int8), scales
         if element not in _ML_DTYPES:
-            raise ValueError(f"ml_dtypes has no type for {element}")
+            raise ValueError(
+                f"element must be one of ml_dtypes, {', '.join(_ML_DTYPES.values())}; got {element}"
+            )
         return self.codes.view(getattr(ml_dtypes, _ML_DTYPES[element])), scales
 
     # ------------------------------------------------------------ files
@@ -275,9 +280,10 @@ class MXArray:
 
         Raises TypeError unless ``path`` is a string or a path, ValueError for a custom format.
         """
-        _check_path(path)
+        check_path(path)
+        if FORMATS.get(self.format.name) != self.format:
+            raise ValueError(f"only the formats in mxsim.FORMATS can be saved; got {self.format}")
         header = {
-            "mxsim": FILE_VERSION,
             "format": self.format.name,
             "shape": list(self.shape),
             "axes": list(self.blocks.axes),
@@ -286,11 +292,7 @@ class MXArray:
             "rounding": self.rounding,
             "tensor_scale": self.tensor_scale,
         }
-        if FORMATS.get(self.format.name) != self.format:
-            raise ValueError(f"only the formats in mxsim.FORMATS can be saved; got {self.format}")
-        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        with open(path, "wb") as file:
-            np.savez(file, header=text, elements=self.pack(), scales=self.scales)
+        write_members(path, header, self.pack(), self.scales)
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
@@ -299,198 +301,4 @@ class MXArray:
         Raises TypeError unless ``path`` is a string or a path, OSError where it cannot be opened,
         ValueError for a damaged or foreign file.
         """
-        _check_path(path)
-        with open(path, "rb") as stream:
-            try:
-                return cls._from_members(*_read_members(stream))
-            except Exception as error:  # a damaged archive raises anything: zlib, tokenize, memory
-                reason = numpy_reason(error)
-                raise ValueError(f"{path} is not a whole mxsim array file: {reason}") from error
-
-    @classmethod
-    def _from_members(cls, header: dict[str, Any], elements: Array, scales: Array) -> MXArray:
-        """From the parts of a file; anything may be wrong with them."""
-        form = FORMATS[choose("format", header["format"], FORMATS)]
-        shape = _check_lengths("shape", header["shape"])
-        blocks = _check_blocks(header["axes"], header["sizes"], shape)
-        if scales.shape != blocks.grid(shape):
-            raise ValueError(
-                f"scales must have shape {blocks.grid(shape)} for shape {shape} in blocks of "
-                f"{blocks.sizes} along axes {blocks.axes}; got {scales.shape}"
-            )
-        rules = SCALE_RULES if form.scale == "e8m0" else (form.name,)
-        scale_rule = choose("scale_rule", header["scale_rule"], rules)
-        rounding = choose("rounding", header["rounding"], ROUNDINGS)
-        codes = _unpacked("elements", elements.reshape(-1), shape, form)
-        _check_bits(codes, scales, form)
-        tensor_scale = _check_tensor_scale(header["tensor_scale"], form)
-        return cls(codes, scales, form, blocks, scale_rule, rounding, tensor_scale)
-
-
-_HEADER = (
-    "mxsim",
-    "format",
-    "shape",
-    "axes",
-    "sizes",
-    "scale_rule",
-    "rounding",
-    "tensor_scale",
-)
-FILE_MEMBERS = ("header", "elements", "scales")
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, (str, os.PathLike)):  # open() would take, and close, a descriptor
-        raise TypeError(f"path must be a string or a path; got {path!r}")
-
-
-def _read_members(stream: BinaryIO) -> tuple[dict[str, Any], Array, Array]:
-    """(header, elements, scales) of a file; ValueError for what is not there."""
-    file = open_numpy(stream)
-    if isinstance(file, np.ndarray):
-        raise ValueError("it is a .npy file, one plain array")
-    missing = [name for name in FILE_MEMBERS if name not in file.files]
-    if missing:
-        raise ValueError(f"it has no {', '.join(missing)}; it has {', '.join(file.files) or '-'}")
-    text, elements, scales = (file[name] for name in FILE_MEMBERS)
-    for name, array in zip(FILE_MEMBERS, (text, elements, scales), strict=True):
-        kind = getattr(array, "dtype", "none")  # NumPy gives a member that is no array as it is
-        if kind != np.uint8:
-            raise ValueError(f"{name} must be an array of dtype uint8; got {kind}")
-    header = json.loads(text.tobytes())
-    if not isinstance(header, dict) or "mxsim" not in header:
-        raise ValueError(f"its header must be an object with a file version; got {header!r:.60}")
-    if header["mxsim"] != FILE_VERSION:
-        raise ValueError(
-            f"its file version must be {FILE_VERSION} for this version of mxsim; "
-            f"got {header['mxsim']!r}"
-        )
-    lacks = [key for key in _HEADER if key not in header]
-    extra = [key for key in header if key not in _HEADER]
-    if lacks or extra:
-        what = f"lacks {', '.join(lacks)}" if lacks else f"has an unknown {', '.join(extra)}"
-        raise ValueError(f"its header {what}")
-    return header, elements, scales
-
-
-def open_numpy(stream: BinaryIO) -> Any:
-    """np.load without pickle, for a stream of a .npy or .npz file; ValueError for any other."""
-    start = stream.read(6)
-    stream.seek(0)
-    if not start.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
-        raise ValueError("it is neither a .npy nor a .npz file")
-    return np.load(stream, allow_pickle=False)
-
-
-def numpy_reason(error: Exception) -> str:
-    """Why NumPy could not read a file, in its words, but never its advice to unpickle it."""
-    if isinstance(error, ValueError) and "pickle" in str(error):
-        return "it holds Python objects"
-    return str(error) or type(error).__name__
-
-
-def _check_lengths(name: str, lengths: object) -> tuple[int, ...]:
-    """A tuple of integers of at least 0; TypeError or ValueError naming anything else."""
-    if not isinstance(lengths, (tuple, list)):
-        raise TypeError(f"{name} must be a tuple of integers; got {lengths!r}")
-    counts = tuple(as_integer(name, n, "a tuple of integers") for n in lengths)
-    if any(n < 0 for n in counts):
-        raise ValueError(f"{name} must be integers of at least 0; got {lengths!r}")
-    return counts
-
-
-def _check_blocks(axes: object, sizes: object, shape: tuple[int, ...]) -> Blocks:
-    """The Blocks of a file's header; an error naming axes or sizes that do not fit ``shape``."""
-    where, lengths = _check_lengths("axes", axes), _check_lengths("sizes", sizes)
-    if not where or len(set(where)) < len(where) or max(where) >= len(shape):
-        raise ValueError(f"axes must be different axes of an array of shape {shape}; got {axes!r}")
-    longest = [max(shape[a], 1) for a in where]
-    fit = len(lengths) == len(longest) and all(
-        1 <= n <= most for n, most in zip(lengths, longest, strict=True)
-    )
-    if not fit:
-        raise ValueError(
-            f"sizes must be block lengths from 1 to {longest} along axes {where}; got {sizes!r}"
-        )
-    return Blocks(where, lengths)
-
-
-def _check_tensor_scale(value: object, form: BlockFormat) -> float | None:
-    """None for an E8M0 format, a positive float32 for NVFP4; else an error that says so."""
-    if form.scale == "e8m0":
-        if value is not None:
-            raise ValueError(f"tensor_scale must be None for {form.name}; got {value!r}")
-        return None
-    message = f"tensor_scale must be a positive float32 for {form.name}; got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
-        raise TypeError(message)
-    if not 2.0**-149 <= value <= float(np.finfo(np.float32).max):
-        raise ValueError(message)
-    return float(np.float32(value))
-
-
-def _as_bytes(argument: str, values: ArrayLike, largest: int) -> NDArray[np.uint8]:
-    a = as_array(argument, values)
-    if a.dtype.kind not in "iu":
-        raise TypeError(f"{argument} must be an array of integers; got dtype {a.dtype}")
-    if a.size and (a.min() < 0 or a.max() > largest):
-        bad = a.min() if a.min() < 0 else a.max()
-        raise ValueError(f"{argument} must lie in 0..{largest}; got {bad}")
-    return np.ascontiguousarray(a.astype(np.uint8)).reshape(a.shape)
-
-
-def _check_bits(codes: NDArray[np.uint8], scales: NDArray[np.uint8], form: BlockFormat) -> None:
-    """Raise ValueError for a code or scale byte that ``form`` does not have.
-
-    Those are the most negative code of a symmetric integer, and NVFP4 scales with a sign.  NaN and
-    Inf of E4M3 and E5M2 elements are codes of theirs, though quantizing writes none.
-    """
-    element = form.element
-    if isinstance(element, IntFormat) and element.symmetric:
-        unused = 1 << (element.bits - 1)
-        if (codes == unused).any():
-            raise ValueError(
-                f"codes must not be {unused:#x}, the most negative, which the symmetric "
-                f"{form.name} does not have; got {unused:#x}"
-            )
-    if form.scale == "e4m3" and (scales >= 0x80).any():
-        raise ValueError(
-            f"scales must be E4M3 codes without a sign, 0..0x7f, for {form.name}; "
-            f"got {scales.max():#x}"
-        )
-
-
-def _unpacked(
-    name: str, data: NDArray[np.uint8], shape: tuple[int, ...], form: BlockFormat
-) -> NDArray[np.uint8]:
-    """Codes of ``shape`` from packed bytes; ValueError unless these are as ``pack`` makes them."""
-    bits, size = form.element.bits, math.prod(shape)
-    needed = -(-size * bits // 8)
-    if data.size != needed:
-        raise ValueError(
-            f"{name} must hold {needed} bytes for shape {shape} of {form.name}; got {data.size}"
-        )
-    used = size * bits % 8  # bits of the last byte
-    if used and data[-1] >> used:
-        raise ValueError(
-            f"{name} must end in zeros above the lowest {used} bits of the last byte; "
-            f"got {data[-1]:#x}"
-        )
-    return unpack_bits(data, bits, size).reshape(shape)
-
-
-def pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """codes (n,) of ``bits`` bits each -> (ceil(n * bits / 8),) bytes, lowest bits first."""
-    if bits == 8:
-        return codes.copy()
-    lowest_first = np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little")
-    return np.packbits(lowest_first.reshape(-1), bitorder="little")
-
-
-def unpack_bits(packed: NDArray[np.uint8], bits: int, size: int) -> NDArray[np.uint8]:
-    """Inverse of ``pack_bits`` for ``size`` codes."""
-    if bits == 8:
-        return packed.copy()
-    lowest_first = np.unpackbits(packed, count=size * bits, bitorder="little").reshape(size, bits)
-    return np.packbits(lowest_first, axis=1, bitorder="little").reshape(size)
+        return cls(**read_array(path))

@@ -1,7 +1,7 @@
 """Precision schemes: what is rounded where, in one training step.
 
 A scheme is data: one SiteFormat for each of the fourteen quantization sites, and what is rounded
-element by element besides them.  What a site does to an array is in quantize.py, where the sites
+element by element besides them.  What a site does to an array is in rounders.py, where the sites
 sit in the step is in proxy.py and ops.py, named schemes are in presets.py.
 """
 

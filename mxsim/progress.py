@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -26,7 +26,7 @@ from rich.text import Text
 
 from mxsim.estimate import cost_of, in_words
 from mxsim.executors import Execution, Pool
-from mxsim.store import Record, Store
+from mxsim.store import Store
 from mxsim.sweep import (
     Finished,
     Point,
@@ -165,49 +165,6 @@ def _watched(
                     f"{(len(todo) - done) / rate:.0f} s left: {', '.join(parts)}"
                 )
             yield finished
-
-
-def execute_jobs(jobs: Mapping[str, Callable[[], Record]], store: Store, console: Console) -> bool:
-    """Do the jobs whose result is not stored yet, one after another; True if afterwards all are.
-
-    For studies whose runs are no ``Point``: a job is named by its result's id and makes the record.
-    Ctrl-C and a full disk end in a sentence; what is finished is stored.
-    """
-    todo = {result: job for result, job in jobs.items() if not store.has(result)}
-    if len(todo) < len(jobs):
-        say(console, f"{len(jobs) - len(todo)} results are stored in {store.folder} already")
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    done = 0
-    try:
-        store.check_writable()
-        with terminable(), progress:
-            task = progress.add_task("jobs", total=len(todo))
-            for job in todo.values():
-                store.save(job())
-                done += 1
-                progress.advance(task)
-    except KeyboardInterrupt:
-        ended = "interrupted"
-    except OSError as error:
-        ended = f"{store.folder} does not take results ({error})"
-    else:
-        return True
-    say(
-        console,
-        f"{ended}: {len(jobs) - len(todo) + done} of {len(jobs)} results are stored in "
-        f"{store.folder}; to go on: {this_command()}",
-        "yellow",
-    )
-    return False
 
 
 def describe(points: Sequence[Point], store: Store, execution: Execution, console: Console) -> None:

@@ -106,15 +106,17 @@ def quantize(
     given = source = as_real(x)
     blocks = cut(source.shape, axis, rounder.block_size)
     checked_noise = _check_noise(noise, rounding, source.shape)
-    nv = rounder.format.scale == "e4m3"
-    if nv:
+    two_level = rounder.format.scale == "e4m3"
+    if two_level:
         source = to_float32(source)
     if nonfinite == "raise":
         _check_finite(given, source)
     codes = np.empty(source.shape, np.uint8)
     scales = np.empty(blocks.grid(source.shape), np.uint8)
     sums = np.zeros(8)
-    s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1))) if nv else None
+    s_t = None
+    if two_level:
+        s_t = float(nvfp4.tensor_scale(np.ascontiguousarray(source).reshape(-1)))
     if source.size:
         view = view_of(source, blocks, memory_order=False)
         random = random_for(checked_noise, source.shape, view)

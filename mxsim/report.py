@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxsim.arrayfile import FILE_MEMBERS, numpy_reason, open_numpy
 from mxsim.formats import BlockFormat, FloatFormat
 from mxsim.layout import as_real
-from mxsim.mxarray import FILE_MEMBERS, MXArray, QuantizationStats, numpy_reason, open_numpy
+from mxsim.mxarray import MXArray, QuantizationStats
 from mxsim.quantize import quantize
 
 Array = NDArray[Any]

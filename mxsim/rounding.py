@@ -7,7 +7,7 @@
   nothing leaves the floats' range: then the scale is called ordinary, and the second way, which has
   two products fewer, is taken.
 
-Arguments that always travel together are tuples, built in quantize.py:
+Arguments that always travel together are tuples, built in rounders.py:
 
     scaling = (nan_from, emax, bump_above, lowest, highest)       nan_from: bits of the first block
                     maximum that makes a NaN; lowest .. highest: bits of maxima with ordinary scales

@@ -49,7 +49,10 @@ def canonical(value: Any) -> Any:
         return [canonical(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"no canonical form for {type(value).__name__}: {value!r}")
+    raise TypeError(
+        "value must be made of dataclasses, mappings, sequences, numbers, strings, booleans and "
+        f"None; got the {type(value).__name__} {value!r}"
+    )
 
 
 def result_id(value: Any) -> str:

@@ -47,7 +47,7 @@ def survival_curve(times: Sequence[Time]) -> Curve:
     From step 0 on.  Raises ValueError without any times.
     """
     if not times:
-        raise ValueError("times must not be empty")
+        raise ValueError("times must not be empty; got no run")
     found = stats.ecdf(_censored(times)).sf
     with warnings.catch_warnings():  # undefined where nothing or everything has happened
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -103,7 +103,8 @@ def exchange_test(treated: ArrayLike, controls: ArrayLike) -> float:
             f"{others.shape}"
         )
     if np.isnan(own).any() or np.isnan(others).any():
-        raise ValueError("treated and controls must not hold NaN")
+        count = int(np.isnan(own).sum() + np.isnan(others).sum())
+        raise ValueError(f"treated and controls must not hold NaN; got {count}")
     if not len(own):
         return 1.0
     runs = np.column_stack([own, others])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -88,6 +88,32 @@ class Task(Protocol):
 
     def run(self) -> Record:
         """Compute its record, which has a ``status`` in its metadata."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Task for a study whose runs are no Points: a value, and what makes a record of it.
+
+    what: a dataclass, whose id the record has.  make: a module's own function, so that a worker can
+    be sent it.  words: see Task.
+    """
+
+    what: Any
+    make: Callable[[Any], Record]
+    words: str
+
+    @cached_property
+    def id(self) -> str:
+        return result_id(self.what)
+
+    def settings(self) -> dict[str, Any]:
+        """What determines it, as plain JSON data."""
+        return dataclasses.asdict(self.what)
+
+    def run(self) -> Record:
+        """The record; its status is "ok" unless it says another."""
+        record = self.make(self.what)
+        return dataclasses.replace(record, meta={"status": "ok", **record.meta})
 
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -171,14 +197,25 @@ def survey(points: Sequence[TaskT], store: Store) -> Survey[TaskT]:
     absent, damaged = [], []
     for result, point in unique.items():
         try:
-            if store.load(result).meta.get("status") == "failed":
-                absent.append(point)
-        except (FileNotFoundError, NotADirectoryError):
-            absent.append(point)
+            found = _load(result, store)
         except DamagedResult:
-            absent.append(point)
+            found = None
             damaged.append(store.path(result))
+        if found is None:
+            absent.append(point)
     return Survey(tuple(absent), len(unique) - len(absent), tuple(damaged))
+
+
+def _load(result: str, store: Store) -> Record | None:
+    """A stored record; None if there is none, or one that only says that its run failed.
+
+    Raises DamagedResult, and OSError where the folder cannot be read.
+    """
+    try:
+        record = store.load(result)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if record.meta.get("status") == "failed" else record
 
 
 def missing(points: Sequence[TaskT], store: Store) -> list[TaskT]:
@@ -273,12 +310,13 @@ def load_points(points: Sequence[Task], store: Store) -> dict[str, Record]:
     records, absent = {}, []
     for point in points:
         try:
-            records[point.id] = store.load(point.id)
-        except (FileNotFoundError, DamagedResult):
+            found = _load(point.id, store)
+        except DamagedResult:
+            found = None
+        if found is None:
             absent.append(point.id)
         else:
-            if records[point.id].meta.get("status") == "failed":
-                absent.append(point.id)
+            records[point.id] = found
     if absent:
         raise FileNotFoundError(
             f"{len(absent)} of {len(points)} results are missing in {store.folder}, "

@@ -9,7 +9,6 @@ batches the systematic part |E eps| / |E g| apart from the noise of a batch.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +21,14 @@ from rich.table import Table
 from mxsim import ProxyConfig, make_batches, make_teacher, scheme, start
 from mxsim.attribution import GROUPS, shapley_values, site_attribution
 from mxsim.estimate import in_words
+from mxsim.executors import SERIAL
 from mxsim.precision import SITES
-from mxsim.progress import execute_jobs
+from mxsim.progress import execute
 from mxsim.stats import Estimate, median_over_seeds
 from mxsim.store import Record, Store, provenance, result_id
+from mxsim.sweep import Job, load_points
 from mxsim.systematic import bias_over_batches
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -139,6 +141,11 @@ def run(cell: Cell) -> Record:
     return Record(result_id(cell), arrays, meta)
 
 
+def jobs(design: Design) -> list[Job]:
+    """``run`` of every cell."""
+    return [Job(c, run, f"{c.trajectory} run, seed {c.seed}") for c in cells(design)]
+
+
 @dataclass(frozen=True)
 class Results:
     """Arrays of all seeds by trajectory: (seeds, ...), see ``run``; NaN where a run had stopped."""
@@ -153,8 +160,9 @@ def load(tier: Tier, results: Path) -> Results:
     design, store = DESIGNS[tier], Store(results / STUDY)
     found: dict[str, list[Any]] = {t: [] for t in TRAJECTORIES}
     stopped = dict.fromkeys(TRAJECTORIES, 0)
+    records = load_points(jobs(design), store)
     for cell in cells(design):
-        record = store.load(result_id(cell))
+        record = records[result_id(cell)]
         found[cell.trajectory].append(record.arrays)
         stopped[cell.trajectory] += record.meta["bad_step"] is not None
     stacked = {
@@ -245,9 +253,9 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / STUDY)
     design = DESIGNS[arguments.tier]
-    jobs = {result_id(c): (lambda c=c: run(c)) for c in cells(design)}
+    wanted = jobs(design)
     if arguments.dry_run:
-        left = sum(not store.has(result) for result in jobs)
+        left = sum(not store.has(job.id) for job in wanted)
         gradients = 1 + 2 * (len(SITES) + 1) + 2 ** len(GROUPS)  # a batch
         each = design.base.steps + len(design.moments) * (
             design.attributed * gradients + 2 * len(SCHEMES) * design.averaged
@@ -255,11 +263,11 @@ def main(arguments: Arguments) -> int:
         each += design.base.steps // design.trace_every * 2 * design.traced
         cost = 4e-3 * (design.base.width / 64) ** 2 * design.base.depth / 4
         console.print(
-            f"{len(jobs)} runs, {left} to do, about {each} gradients each: "
+            f"{len(wanted)} runs, {left} to do, about {each} gradients each: "
             f"about {in_words(left * each * cost)}"
         )
         return 0
-    if not execute_jobs(jobs, store, console):
+    if not execute(wanted, store, SERIAL, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 150)))
@@ -270,9 +278,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -10,7 +10,6 @@ run.  The probe at step 0, where gamma is 1 and beta 0 in every format, is left 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from mxsim.progress import describe, execute
 from mxsim.stats import median_over_seeds
 from mxsim.store import Store
 from mxsim.sweep import Point, load_points
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -204,9 +204,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -24,7 +24,6 @@ alone, tells a run that will diverge from one that will not, and how early?
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from mxsim.signals import SIGNALS
 from mxsim.stats import Estimate, mean_over_seeds, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
+from studies.command import run_as_command
 from studies.controller_arms import ABLATIONS, ARMS, BELOW, EVERY_ARM, LIMITS, SECOND, Arm
 from studies.touchy_settings import CANDIDATES, DOOMED, SLOW, SMALL, Setting
 
@@ -417,9 +417,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

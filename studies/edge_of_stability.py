@@ -11,7 +11,6 @@ second half of each run, against these numbers.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +30,12 @@ from mxsim.curvature import (
     top_eigenvalue,
 )
 from mxsim.estimate import in_words
-from mxsim.progress import execute_jobs
+from mxsim.executors import SERIAL
+from mxsim.progress import execute
 from mxsim.stats import median_over_seeds
 from mxsim.store import Record, Store, provenance, result_id
+from mxsim.sweep import Job, load_points
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -205,6 +207,14 @@ def leading(hessian: Hessian, p: Array, tolerance: float) -> Array:
     return np.array([lam for lam, _ in pairs])
 
 
+def jobs(design: Design) -> list[Job]:
+    """``run`` of every cell."""
+    return [
+        Job(c, run, f"{arm.name}, lr {arm.lr:g}, seed {seed}")
+        for (arm, seed), c in cells(design).items()
+    ]
+
+
 @dataclass(frozen=True)
 class Results:
     """Arrays of all seeds by arm: (seeds, ...), see ``run``; ``stopped`` runs met a NaN or Inf."""
@@ -219,8 +229,9 @@ def load(tier: Tier, results: Path) -> Results:
     design, store = DESIGNS[tier], Store(results / STUDY)
     found: dict[Arm, list[Any]] = {arm: [] for arm in design.arms}
     stopped = dict.fromkeys(design.arms, 0)
+    records = load_points(jobs(design), store)
     for (arm, _), cell in cells(design).items():
-        record = store.load(result_id(cell))
+        record = records[result_id(cell)]
         found[arm].append(record.arrays)
         stopped[arm] += record.meta["bad_step"] is not None
     stacked = {
@@ -322,17 +333,16 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / STUDY)
     design = DESIGNS[arguments.tier]
-    wanted = cells(design).values()
-    jobs = {result_id(cell): (lambda cell=cell: run(cell)) for cell in wanted}
+    wanted = jobs(design)
     if arguments.dry_run:
-        left = [cell for cell in wanted if not store.has(result_id(cell))]
+        left = [job.what for job in wanted if not store.has(job.id)]
         gradients = sum(c.config.steps * (1 + 30 / c.every) for c in left)  # 17 to 18 products
         console.print(
-            f"{len(jobs)} runs, {len(left)} to do: about "
+            f"{len(wanted)} runs, {len(left)} to do: about "
             f"{in_words(gradients * 4e-3 * design.base.batch / 512 * design.base.width / 32)}"
         )
         return 0
-    if not execute_jobs(jobs, store, console):
+    if not execute(wanted, store, SERIAL, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 150)))
@@ -342,9 +352,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

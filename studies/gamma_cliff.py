@@ -9,7 +9,6 @@ For gammas ~ N(mean, sd), every MX format and scale rule: the aligned gain minus
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mxsim import FORMATS, quantize
+from mxsim.executors import SERIAL
 from mxsim.formats import SCALE_RULES
-from mxsim.progress import execute_jobs
+from mxsim.progress import execute
 from mxsim.store import Record, Store, provenance, result_id
+from mxsim.sweep import Job, load_points
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "full"]
@@ -84,6 +86,11 @@ def run(cell: Cell) -> Record:
     return Record(result_id(cell), {"bias": bias, "saturated": saturated}, meta)
 
 
+def jobs(design: Design) -> list[Job]:
+    """``run`` of every cell."""
+    return [Job(c, run, f"{c.format}, {c.rule}") for c in cells(design)]
+
+
 @dataclass(frozen=True)
 class Results:
     """Arrays by (format, rule), see ``run``."""
@@ -96,7 +103,9 @@ class Results:
 def load(tier: Tier, results: Path) -> Results:
     """Read a tier's results; FileNotFoundError if one is missing."""
     design, store = DESIGNS[tier], Store(results / STUDY)
-    records = {(c.format, c.rule): store.load(result_id(c)) for c in cells(design)}
+    wanted = jobs(design)
+    by_id = load_points(wanted, store)
+    records = {(job.what.format, job.what.rule): by_id[job.id] for job in wanted}
     return Results(
         design,
         {key: record.arrays["bias"] for key, record in records.items()},
@@ -168,16 +177,16 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / STUDY)
     design = DESIGNS[arguments.tier]
-    jobs = {result_id(c): (lambda c=c: run(c)) for c in cells(design)}
+    wanted = jobs(design)
     if arguments.dry_run:
-        left = sum(not store.has(result) for result in jobs)
+        left = sum(not store.has(job.id) for job in wanted)
         quantized = left * len(design.sds) * len(design.means) * design.draws
         console.print(
-            f"{len(jobs)} cells, {left} to compute: {quantized:,} vectors of {design.width}, "
+            f"{len(wanted)} cells, {left} to compute: {quantized:,} vectors of {design.width}, "
             f"about {quantized * (25 + 0.02 * design.width) / 1e6:.0f} s"
         )
         return 0
-    if not execute_jobs(jobs, store, console):
+    if not execute(wanted, store, SERIAL, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 100)))
@@ -187,9 +196,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -19,7 +19,6 @@ diverge, too, at times: full precision is no guarantee there.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.survival import Time, exchange_test, log_rank, restricted
 from mxsim.sweep import load_points
+from studies.command import run_as_command
 from studies.touchy_settings import DOOMED, SLOW, Setting
 
 Array = NDArray[Any]
@@ -370,9 +370,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -15,7 +15,6 @@ figures/ln_affine_isolation.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from mxsim.progress import describe, execute
 from mxsim.stats import CONFIDENCE, Estimate, mcnemar, median_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop", "long", "deep"]
@@ -428,9 +428,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -10,8 +10,7 @@ linear student's law (mxsim/theory/noise_floor.py) makes of the first two, and w
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,14 +20,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from mxsim import ProxyConfig, SiteFormat, make_batches, make_teacher, scheme, start
+from mxsim import ProxyConfig, make_batches, make_teacher, scheme, start
 from mxsim.estimate import in_words
-from mxsim.ops import squared_norm
-from mxsim.precision import PrecisionScheme, precision_of
-from mxsim.progress import execute_jobs
-from mxsim.proxy import Params, loss_and_grads_into, parameter_count, parameter_views, workspace
+from mxsim.executors import SERIAL
+from mxsim.progress import execute
 from mxsim.stats import Estimate, median_over_seeds
 from mxsim.store import Record, Store, provenance, result_id
+from mxsim.sweep import Job, load_points
 from mxsim.theory.noise_floor import (
     Features,
     critical_batch,
@@ -37,18 +35,12 @@ from mxsim.theory.noise_floor import (
     measured_features,
     zeta,
 )
-from mxsim.threads import one_blas_thread
+from studies.command import run_as_command
+from studies.noise_floor_point import ARMS, MEAN, SCHEMES, VARIANCE, measure
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
 STUDY = "noise_floor"
-ARMS = ("ln_only_e4m3", "gemm_e4m3", "all_e4m3")
-E4M3 = SiteFormat("mxfp8_e4m3")
-SCHEMES: Mapping[str, PrecisionScheme] = {name: scheme(name) for name in ARMS} | {
-    "fprop_x": PrecisionScheme(fc1_fprop_x=E4M3, fc2_fprop_x=E4M3),
-    "fprop_w": PrecisionScheme(fc1_fprop_w=E4M3, fc2_fprop_w=E4M3),
-}
-MEAN, VARIANCE = 0, 1  # of a moment pair: |E v|^2, and tr Cov v of a batch of one
 RESAMPLES = 500
 FRESH = 10**6  # batches from this step on are seen by no run
 
@@ -114,70 +106,7 @@ def cells(design: Design) -> list[Cell]:
     return [Cell(design, s, seed) for seed in range(design.seeds) for s in design.settings]
 
 
-# ---------------------------------------------------------------- measuring at one point
-
-
-def measure(
-    params: Params, x: Array, y: Array, cfg: ProxyConfig, sizes: Sequence[int]
-) -> dict[str, Any]:
-    """What ``run`` stores of one point, from the sample (x, y) of max(sizes) rows.
-
-    The sample goes through in chunks of min(sizes).  A larger batch's gradient is the mean of its
-    chunks': forward blocks lie within a row and wgrad's blocks of 32 rows within a chunk, and dy's
-    factor of 1/batch is a power of two to all of them.
-    """
-    chunk = min(sizes)
-    chunks = [(x[i : i + chunk], y[i : i + chunk]) for i in range(0, len(x), chunk)]
-    ws = workspace(cfg, chunk, cfg.real)
-    flat = np.empty(parameter_count(cfg), cfg.real)
-    grads = parameter_views(flat, cfg)
-    exact = precision_of(PrecisionScheme(), cfg.depth)
-    g = np.empty((len(chunks), flat.size), cfg.real)
-    eps, forward = np.empty_like(g), np.empty_like(g)  # the error; the forward error's part of it
-    found: dict[str, Any] = {"added": [], "error": [], "forward": [], "zeta": []}
-    with one_blas_thread():
-        predictions, excess = [], -(cfg.label_noise**2)
-        for i, (x_, y_) in enumerate(chunks):
-            loss_and_grads_into(params, x_, y_, cfg, exact, ws, grads)
-            g[i] = flat
-            predictions.append(ws.stream.copy())
-            target = y_ + x_.mean(axis=1, keepdims=True)  # the mean passes by layer norm, always
-            excess += mean_square(ws.stream - target) / len(chunks)
-        lengths = np.array([power(g, size // chunk) for size in sizes])
-        for each in SCHEMES.values():
-            rounded, added = precision_of(each, cfg.depth, cfg.seed), 0.0
-            for i, (x_, y_) in enumerate(chunks):
-                loss_and_grads_into(params, x_, y_, cfg, rounded, ws, grads)
-                delta = ws.stream - predictions[i]
-                added += mean_square(delta) / len(chunks)
-                np.subtract(flat, g[i], out=eps[i])
-                loss_and_grads_into(params, x_, y_ - delta, cfg, exact, ws, grads)
-                np.subtract(flat, g[i], out=forward[i])
-            found["added"].append(added)
-            found["error"].append(moments(eps, chunk))
-            found["forward"].append(moments(forward, chunk))
-            errors = np.array([power(eps, size // chunk) for size in sizes])
-            found["zeta"].append(np.sqrt(errors / lengths))
-    return found | {"excess": excess, "gradient": moments(g, chunk)}
-
-
-def mean_square(v: Array) -> float:
-    """Over all entries."""
-    return float(np.mean(np.square(v, dtype=np.float64)))
-
-
-def moments(v: Array, chunk: int) -> tuple[float, float]:
-    """|E v|^2, without bias, and tr Cov v of one sample, from m chunks' means v (m, parameters)."""
-    m = len(v)
-    equal, mean = power(v, 1), (m * power(v, m) - power(v, 1)) / (m - 1)
-    return mean, (equal - mean) * chunk
-
-
-def power(v: Array, together: int) -> float:
-    """Mean of |v|^2 over batches of ``together`` chunks."""
-    starts = range(0, len(v), together)
-    squares = [float(squared_norm(v[i : i + together].mean(axis=0))) for i in starts]
-    return sum(squares) / len(squares)
+# ---------------------------------------------------------------- running
 
 
 def run(cell: Cell) -> Record:
@@ -205,6 +134,11 @@ def run(cell: Cell) -> Record:
     return Record(result_id(cell), arrays, meta)
 
 
+def jobs(design: Design) -> list[Job]:
+    """``run`` of every cell."""
+    return [Job(c, run, f"{c.setting.label}, seed {c.seed}") for c in cells(design)]
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -226,8 +160,9 @@ def load(tier: Tier, results: Path) -> Results:
     """Read a tier's results; FileNotFoundError if one is missing."""
     design, store, stopped = DESIGNS[tier], Store(results / STUDY), 0
     found: dict[Setting, list[Any]] = {s: [] for s in design.settings}
+    records = load_points(jobs(design), store)
     for cell in cells(design):
-        record = store.load(result_id(cell))
+        record = records[result_id(cell)]
         found[cell.setting].append(record.arrays)
         stopped += record.meta["bad_step"] is not None
     stacked = {
@@ -469,19 +404,19 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / STUDY)
     design = DESIGNS[arguments.tier]
-    jobs = {result_id(c): (lambda c=c: run(c)) for c in cells(design)}
+    wanted = jobs(design)
     if arguments.dry_run:
-        left = [c for c in cells(design) if not store.has(result_id(c))]
+        left = [job.what for job in wanted if not store.has(job.id)]
         probe = max(design.sizes) * (1 + 2 * len(SCHEMES))
         each = ((c.setting.batch * c.setting.moments[-1], len(c.setting.moments)) for c in left)
         gradients = sum(trained + probes * probe for trained, probes in each)
         cost = 2e-5 * (design.base.width / 64) ** 2 * design.base.depth / 4  # a sample's
         console.print(
-            f"{len(jobs)} runs, {len(left)} to do, about {gradients} samples' gradients: "
+            f"{len(wanted)} runs, {len(left)} to do, about {gradients} samples' gradients: "
             f"about {in_words(gradients * cost)}"
         )
         return 0
-    if not execute_jobs(jobs, store, console):
+    if not execute(wanted, store, SERIAL, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 190)))
@@ -491,9 +426,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

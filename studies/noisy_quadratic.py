@@ -9,7 +9,7 @@ The reference problem for boundary tracing (mxsim/boundary.py), as its threshold
 
 and a run failed if |x_T| > 1.  A column is a law of the gains.  Every column is run on a full grid
 of rates and seeds, and traced, several times over; both are compared with the thresholds in mean,
-in mean square and almost surely (mxsim/theory/stability.py).  Half of the runs fail at the
+in mean square and almost surely (mxsim/theory/stability/).  Half of the runs fail at the
 almost-sure one, but for O(1 / T): log|x_T| is a sum of T independent terms, whose median is not
 quite its mean.  The transition is sharp at T = 2000 (10 to 90 % within 1 to 5 % of the rate), and
 there the traced intervals are wider than they need be: they hold the threshold in more than 95 %.
@@ -22,7 +22,6 @@ lies outside the range of the search.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,9 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mxsim.boundary import Search, Threshold, estimate, trace
-from mxsim.progress import execute_jobs
+from mxsim.executors import SERIAL
+from mxsim.progress import execute
 from mxsim.stats import share
 from mxsim.store import Record, Store, provenance, result_id
+from mxsim.sweep import Job, load_points
 from mxsim.theory.model import Gains
 from mxsim.theory.stability import (
     almost_sure_intervals,
@@ -44,6 +45,7 @@ from mxsim.theory.stability import (
     mean_square_threshold,
     mean_threshold,
 )
+from studies.command import run_as_command
 
 Array = NDArray[Any]
 Tier = Literal["smoke", "laptop"]
@@ -211,7 +213,8 @@ class Results:
 def load(tier: Tier, results: Path) -> Results:
     """Read a tier's runs and draw conclusions; FileNotFoundError if they are missing."""
     design = DESIGNS[tier]
-    arrays = dict(Store(results / study_name(tier)).load(result_id(design)).arrays)
+    job = Job(design, run, "grid and traces")
+    arrays = dict(load_points([job], Store(results / study_name(tier)))[job.id].arrays)
     rates, failed = grid_rates(design).tolist(), arrays["grid_failed"]
     outcomes: dict[tuple[int, int], list[tuple[float, bool]]] = {}
     names = ("traced_column", "traced_repeat", "traced_rate", "traced_failed")
@@ -307,10 +310,11 @@ def main(arguments: Arguments) -> int:
     console = Console()
     store = Store(arguments.results / study_name(arguments.tier))
     design = DESIGNS[arguments.tier]
+    job = Job(design, run, "grid and traces")
     if arguments.dry_run:
         grid = len(design.gains) * design.grid_rates * design.grid_seeds
         traced = len(design.gains) * design.repeats * design.search.max_runs
-        stored = store.has(result_id(design))
+        stored = store.has(job.id)
         seconds = (grid + traced) * (3e-4 + 5e-8 * design.steps)
         seconds += 0.03 * len(families(design)) * design.curve
         console.print(
@@ -318,7 +322,7 @@ def main(arguments: Arguments) -> int:
             f"{'stored' if stored else 'to compute'}: about {0 if stored else seconds:.0f} s"
         )
         return 0
-    if not execute_jobs({result_id(design): lambda: run(design)}, store, console):
+    if not execute([job], store, SERIAL, console):
         return 1
     results = load(arguments.tier, arguments.results)
     print_tables(results, Console(width=max(console.width, 130)))
@@ -328,9 +332,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

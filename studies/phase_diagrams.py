@@ -14,7 +14,6 @@ is stored; diagrams share runs where their settings meet.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from mxsim.stats import Estimate, mean_over_seeds, share
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
 from mxsim.tracing import Column, stored_traces, trace_columns
+from studies.command import run_as_command
 from studies.threshold_prediction import Forecast, mean_square_rate
 
 Array = NDArray[Any]
@@ -492,9 +492,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -17,7 +17,6 @@ matter at all?), and, for Adam, S with P of the beginning (a second moment that 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -49,6 +48,7 @@ from mxsim.sweep import Point, load_points
 from mxsim.theory.stability import almost_sure_threshold, mean_square_threshold, mean_threshold
 from mxsim.threads import one_blas_thread
 from mxsim.tracing import Column, stored_traces, trace_columns
+from studies.command import run_as_command
 from studies.edge_runs import flat_gradient, preconditioner
 
 Array = NDArray[Any]
@@ -434,9 +434,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -10,7 +10,6 @@ many is partly luck, so the first ones are run again on fresh seeds, and only th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from mxsim.progress import execute
 from mxsim.stats import mcnemar, share
 from mxsim.store import Record, Store
 from mxsim.sweep import load_points
+from studies.command import run_as_command
 
 Tier = Literal["smoke", "laptop"]
 STUDY = "touchy_settings"
@@ -298,9 +298,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

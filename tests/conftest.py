@@ -11,7 +11,15 @@ from pathlib import Path
 
 from hypothesis import settings
 
-SHARED = ("bits.py", "jit.py", "philox.py", "special.py", "rounding.py", "kernels.py", "ops.py")
+SHARED = (
+    "bits.py",
+    "jit.py",
+    "philox.py",
+    "special.py",
+    "rounding.py",
+    "maxima.py",
+    "ops.py",
+)
 
 if "NUMBA_CACHE_DIR" not in os.environ:
     package = Path(__file__).resolve().parents[1] / "mxsim"

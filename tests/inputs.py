@@ -116,3 +116,23 @@ def random_near(dtype: Any, blocks: int = 384) -> Array:
     exponent = rng.integers(-149, 127, (blocks, 1)) - rng.integers(0, 21, (blocks, 32))
     sign = rng.choice([-1.0, 1.0], (blocks, 32))
     return np.asarray((sign * np.ldexp(mantissa, exponent)).astype(dtype))
+
+
+def layouts(x: Array) -> dict[str, Array]:
+    """The same values in memory arranged otherwise; x has shape (n, m), both even."""
+    padded = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)
+    padded[::2, ::3] = x
+    backwards = np.ascontiguousarray(x[::-1, ::-1])
+    read_only = x.copy()
+    read_only.setflags(write=False)
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    unaligned[...] = x
+    return {
+        "Fortran order": np.asfortranarray(x),
+        "transposed": np.ascontiguousarray(x.T).T,
+        "strided": padded[::2, ::3],
+        "negative strides": backwards[::-1, ::-1],
+        "read-only": read_only,
+        "unaligned": unaligned,
+        "big-endian": x.astype(x.dtype.newbyteorder(">")),
+    }

@@ -17,7 +17,8 @@ from mxsim.proxy import forward, workspace
 from mxsim.store import Store, result_id
 from mxsim.systematic import bias_over_batches
 from studies import noise_floor as study
-from studies.noise_floor import ARMS, DESIGNS, MEAN, SCHEMES, VARIANCE, Series, measure, threshold
+from studies.noise_floor import DESIGNS, Series, threshold
+from studies.noise_floor_point import ARMS, MEAN, SCHEMES, VARIANCE, measure
 
 CFG = mxsim.ProxyConfig(width=32, depth=2, batch=32, steps=25, lr=1e-2, eval_samples=32)
 SIZES = (32, 64, 256)
@@ -173,7 +174,7 @@ def test_the_second_time_everything_is_stored(
     files = {p: p.stat().st_mtime_ns for p in (root / study.STUDY).glob("*.npz")}
     assert len(files) == 6
     assert study.main(study.Arguments(tier="smoke", results=root)) == 0
-    assert "6 results are stored" in capsys.readouterr().out
+    assert "6 runs are stored" in capsys.readouterr().out
     assert {p: p.stat().st_mtime_ns for p in files} == files
 
 

@@ -14,9 +14,8 @@ import mxsim
 from tests import inputs, inputs_blocks, oracle
 from tests.comparing import assert_same_bits
 from tests.comparing_blocks import NAMES, How, assert_agrees
-from tests.inputs import Array
+from tests.inputs import Array, layouts
 from tests.oracle_elements import ROUNDINGS, Element
-from tests.test_quantize_properties import layouts
 
 each_name = pytest.mark.parametrize("fmt", NAMES)
 each_dtype = pytest.mark.parametrize("dtype", inputs.DTYPES)

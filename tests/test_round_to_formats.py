@@ -13,9 +13,8 @@ import mxsim
 from tests import inputs, inputs_blocks, oracle, oracle_elements, oracle_noise
 from tests.comparing import assert_same_bits
 from tests.comparing_blocks import float_format
-from tests.inputs import Array
+from tests.inputs import Array, layouts
 from tests.oracle_elements import ROUNDINGS, Element
-from tests.test_quantize_properties import layouts
 
 BF16, FP16 = Element(8, 7, "ieee"), Element(5, 10, "ieee")
 NARROW = [

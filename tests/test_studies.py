@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from figures import gamma_cliff as cliff_figure
 from figures import quantized_edge as edge_figure
 from figures import threshold_prediction as prediction_figure
 from mxsim.attribution import GROUPS
-from mxsim.progress import execute_jobs
-from mxsim.store import Record, Store
+from mxsim.executors import SERIAL
+from mxsim.progress import execute
+from mxsim.store import Record, Store, result_id
+from mxsim.sweep import Job, load_points, survey
 from studies import (
     bias_by_site,
     bias_vs_scale,
@@ -147,17 +150,41 @@ def test_predictions_are_thresholds_over_sharpness(root: Path) -> None:
     assert results.arrays["gradient descent"]["sharpness"][0, 1] == pytest.approx(top, rel=1e-4)
 
 
+@dataclass(frozen=True)
+class Toy:
+    name: str
+
+
 def test_interrupted_jobs_are_gone_on_with(tmp_path: Path) -> None:
     store, done = Store(tmp_path / "jobs"), []
     console = Console(file=io.StringIO())
+    interrupted = [True]
 
-    def job(name: str, stop: bool = False) -> Record:
-        if stop:
+    def make(toy: Toy) -> Record:
+        if toy.name == "two" and interrupted.pop():
             raise KeyboardInterrupt
-        done.append(name)
-        return Record(name, {"a": np.zeros(1)}, {})
+        done.append(toy.name)
+        return Record(result_id(toy), {"a": np.zeros(1)}, {"toy": toy.name})
 
-    first = {"one": lambda: job("one"), "two": lambda: job("two", stop=True)}
-    assert not execute_jobs(first, store, console)
-    assert execute_jobs({"one": lambda: job("one"), "two": lambda: job("two")}, store, console)
+    jobs = [Job(Toy(name), make, name) for name in ("one", "two")]
+    assert not execute(jobs, store, SERIAL, console)
+    interrupted.append(False)
+    assert execute(jobs, store, SERIAL, console)
     assert done == ["one", "two"]
+    metas = [record.meta for record in load_points(jobs, store).values()]
+    assert [(meta["toy"], meta["status"]) for meta in metas] == [("one", "ok"), ("two", "ok")]
+
+
+def test_a_job_that_raises_is_stored_as_failed_and_tried_again(tmp_path: Path) -> None:
+    store, console = Store(tmp_path / "jobs"), Console(file=io.StringIO())
+
+    def broken(toy: Toy) -> Record:
+        raise ZeroDivisionError(toy.name)
+
+    job = Job(Toy("one"), broken, "one")
+    assert not execute([job], store, SERIAL, console)
+    stored = store.load(job.id).meta
+    assert (stored["status"], stored["name"]) == ("failed", "one")
+    with pytest.raises(FileNotFoundError, match="1 of 1"):
+        load_points([job], store)
+    assert survey([job], store).missing == (job,)

@@ -11,7 +11,7 @@ import sympy as sp  # type: ignore[import-untyped, unused-ignore]
 from scipy.special import digamma
 from scipy.stats import norm, poisson
 
-from mxsim.theory import moments, stability
+from mxsim.theory import moments
 from mxsim.theory.escape import escape_threshold, mean_escape_time, tail_index
 from mxsim.theory.lyapunov import growth_exponent, moment_growth
 from mxsim.theory.model import DISTRIBUTIONS, OPTIMIZERS, Gains
@@ -25,6 +25,7 @@ from mxsim.theory.simulate import (
     simulated_exponent,
     step,
 )
+from mxsim.theory.stability import __main__ as table
 from mxsim.theory.stability import (
     almost_sure_intervals,
     almost_sure_threshold,
@@ -434,10 +435,10 @@ def test_what_is_refused() -> None:
 def test_the_command_prints_its_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stability, "CASES", (("gd", 0.0, "gaussian", 0.25),))
-    monkeypatch.setattr(stability, "STEPS", (1000,))
-    monkeypatch.setattr(stability, "MEMORIES", (0.0,))
-    stability.main(["--runs", "20"])
+    monkeypatch.setattr(table, "CASES", (("gd", 0.0, "gaussian", 0.25),))
+    monkeypatch.setattr(table, "STEPS", (1000,))
+    monkeypatch.setattr(table, "MEMORIES", (0.0,))
+    table.main(["--runs", "20"])
     printed = capsys.readouterr().out
     rows = [line.split() for line in printed.splitlines() if line.startswith("gd")]
     assert rows[0][:8] == ["gd", "0", "gaussian", "0.25", "2.00", "1.60", "2.26", "1000"]

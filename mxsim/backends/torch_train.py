@@ -148,7 +148,9 @@ class TorchTraining(Training):
         every gradient brought to the host.
         """
         if on_gradient is not None:
-            raise ValueError("on_gradient must be None with the torch backend")
+            raise ValueError(
+                f"on_gradient must be None with the torch backend; got {on_gradient!r}"
+            )
         count = self.config.steps if steps is None else as_integer("steps", steps, "an integer")
         if count < 0:
             raise ValueError(f"steps must be at least 0; got {count}")

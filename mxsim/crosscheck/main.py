@@ -11,11 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
+from mxsim.config import ProxyConfig
 from mxsim.crosscheck.backends import all_backends
 from mxsim.crosscheck.case import FORMATS
 from mxsim.crosscheck.corpus import corpus
 from mxsim.crosscheck.matrix import check
 from mxsim.crosscheck.report import as_json, markdown, print_matrix, verdict
+from mxsim.presets import scheme
 from mxsim.store import provenance, whole_file
 
 OUT = Path("results") / "crosscheck"
@@ -76,8 +78,6 @@ def crosscheck(
 def compare_runs(device: str) -> tuple[list[str], bool]:
     """PyTorch's training beside Numba's, step by step: in words, and whether they agree."""
     from mxsim.backends.torch_trajectories import compare_trajectories
-    from mxsim.config import ProxyConfig
-    from mxsim.presets import scheme
 
     words, sound = [], True
     for (dtype, name), limits in TOLERANCES.items():

@@ -72,7 +72,7 @@ def critical_rate(alpha: ArrayLike, rho: ArrayLike, lam: ArrayLike) -> Any:
     """
     alpha, rho, lam = (np.asarray(each, dtype=float) for each in (alpha, rho, lam))
     if (rho < 0).any():
-        raise ValueError(f"rho is a length over a length and must be >= 0; got {rho}")
+        raise ValueError(f"rho, a length over a length, must be at least 0; got {rho}")
     return _root(alpha, lam * (alpha**2 + rho**2))
 
 

@@ -214,6 +214,7 @@ def numeric(optimizer: str, what: str) -> Any:
     elif what == "second_moment_map":
         found = second_moment_map(optimizer)
     else:
-        raise ValueError(f"no formula called {what!r}")
+        names = "mean, mean_square, mean_map, second_moment_map"
+        raise ValueError(f"what must be a formula, one of {names}; got {what!r}")
     mu = sp.Symbol("mu", real=True)
     return sp.lambdify((RATE, MOMENTUM, mu, VARIANCE), found.subs(MEAN_GAIN, 1 + mu), "numpy")

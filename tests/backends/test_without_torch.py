@@ -16,7 +16,7 @@ ALLOWED = {
     "mxsim.formats": None,
     "mxsim.layout": {"Blocks", "BlockSize", "cut"},
     "mxsim.philox": {"Noise"},
-    "mxsim.quantize": {"Rounder", "block_rounder"},
+    "mxsim.rounders": {"Rounder", "block_rounder"},
 }
 
 
