@@ -1,6 +1,6 @@
 """Does a change of precision in the middle of a run avert its divergence, or would anything?
 
-    python -m studies.interventions [--tier smoke|laptop] [--results DIR]
+    python -m studies.interventions [--tier smoke|laptop|laptop_code] [--results DIR]
 
 The paper's experiment (Su et al. 2025, arXiv:2506.20752): MX runs that diverge are taken up again
 some steps before they do, with weights, optimizer state and data as they were and another precision
@@ -43,7 +43,7 @@ from studies.command import run_as_command
 from studies.touchy_settings import DOOMED, SLOW, Setting
 
 Array = NDArray[Any]
-Tier = Literal["smoke", "laptop"]
+Tier = Literal["smoke", "laptop", "laptop_code"]
 STUDY = "interventions"
 OUTCOMES = ("averted", "delayed", "no effect", "hastened")
 
@@ -67,15 +67,24 @@ class Design:
     same: int = 10
 
 
+LAPTOP = Design(
+    Setting("RMS norm, lr 0.004, E5M2", replace(SLOW, steps=3400), scheme("all_e5m2")),
+    14,
+    (400, 100, 20),
+    3,
+    800,
+    500,
+)
 DESIGNS: Mapping[Tier, Design] = {
     "smoke": Design(Setting("tiny", DOOMED, scheme("all_e2m1")), 3, (20, 5), 2, 30, 30),
-    "laptop": Design(
-        Setting("RMS norm, lr 0.004, E5M2", replace(SLOW, steps=3400), scheme("all_e5m2")),
-        14,
-        (400, 100, 20),
-        3,
-        800,
-        500,
+    "laptop": LAPTOP,
+    "laptop_code": replace(
+        LAPTOP,
+        setting=Setting(
+            "RMS norm, lr 0.004, paper_code in E5M2",
+            LAPTOP.setting.config,
+            scheme("paper_code", fwd="mxfp8_e5m2"),
+        ),
     ),
 }
 
@@ -335,7 +344,8 @@ class Arguments(Execution):
     """Interventions before a divergence, against a placebo."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: 14 base runs, three leads."""
+    """smoke: seconds, for tests; laptop: 14 base runs, three leads; laptop_code: the same under
+    paper_code instead of paper_text."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
