@@ -45,6 +45,7 @@ check: .venv/installed-test       ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 docs: .venv/installed-docs        ## the site, docs/_build/html/index.html; a warning is an error
 	$(RUN) -m sphinx -E -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html

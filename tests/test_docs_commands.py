@@ -56,7 +56,7 @@ MAINS = {
     "mxsim.crosscheck": "test_crosscheck.py",
 }
 # Python blocks with names that are the reader's own, by a phrase of theirs: run by this test.
-READERS = {"controller.observe(": "backends/test_controller_example.py"}
+READERS = {"controller.observe(": "backends/test_examples_torch.py"}
 
 # Not run, each for its reason; that it exists and takes these arguments is checked.
 LONG_TARGETS = {
