@@ -26,6 +26,7 @@ PICTURES := format_codes last_bin losses activation_norm_losses bias_to_divergen
 reproduce: .venv/installed        ## the paper's claims: every study, figure and verdict (TIER=smoke: minutes)
 	$(RUN) -m studies.touchy_settings --tier $(OTHERS)
 	$(RUN) -m studies.interventions --tier $(OTHERS)
+	$(if $(filter laptop,$(OTHERS)),$(RUN) -m studies.interventions --tier laptop_code)
 	$(RUN) -m studies.quantized_edge --tier $(OTHERS)
 	$(RUN) -m studies.phase_diagrams --tier $(OTHERS) --diagrams $(DIAGRAMS)
 	$(RUN) -m studies.controller --tier $(OTHERS)

@@ -12,7 +12,7 @@ import numpy as np
 from mxsim.stats import NOTHING, Estimate
 from mxsim.survival import restricted
 from studies import interventions, phase_diagrams, quantized_edge, touchy_settings
-from studies.claims import Results
+from studies.claims import Reading, Results
 from studies.claims_verdicts import Finding, Verdict, Word, finding
 
 DIAGRAMS: dict[int, tuple[phase_diagrams.Name, ...]] = {
@@ -171,13 +171,23 @@ def averted(results: Results) -> Verdict:
         "if q < 0.05 and the gain is positive, not seen if the gain's interval ends below a tenth "
         "of the horizon."
     )
+    tier = _tier(results)
+    of_text = _averted("paper_text", tier, results.root)
+    of_code = _averted("paper_code", tier if tier == "smoke" else f"{tier}_code", results.root)
+    found, notes = zip(of_text, of_code, strict=True)
+    return Verdict(7, title, paper, rule, (*found[0], *found[1]), (*notes[0], *notes[1]))
+
+
+def _averted(reading: Reading, tier: Any, root: Path) -> tuple[list[Finding], list[str]]:
+    """Each intervention at each lead under one reading, and what to say of them.
+
+    At the smoke tier the readings share one setting.
+    """
     try:
-        stored = interventions.load(_tier(results), results.root)
+        stored = interventions.load(tier, root)
     except FileNotFoundError as error:
-        note = f"missing: {str(error).split(' in ')[0]}; run python -m studies.interventions"
-        return Verdict(7, title, paper, rule, (), (note,))
-    setting = stored.design.setting.name
-    note = f"{setting}, {len(stored.used)} runs that diverge; the scheme is paper_text's in E5M2."
+        run = f"python -m studies.interventions --tier {tier}"
+        return [], [f"{reading}: missing, {str(error).split(' in ')[0]}; run {run}"]
     found = []
     for (lead, name), arm in stored.arms.items():
         if name in ("none", "placebo"):
@@ -186,7 +196,7 @@ def averted(results: Results) -> Verdict:
         found.append(
             Finding(
                 "measured",
-                "paper_text",
+                reading,
                 f"{lead} steps before",
                 name,
                 arm.gain,
@@ -196,7 +206,10 @@ def averted(results: Results) -> Verdict:
                 counts,
             )
         )
-    return Verdict(7, title, paper, rule, tuple(found), (note, *too_late(found)))
+    setting = stored.design.setting.name
+    n, tried = len(stored.used), stored.tried
+    note = f"{reading}: {setting}; of {tried} runs {n} diverge late enough to be changed."
+    return found, [note, *too_late(found)]
 
 
 def rate_against_precision(results: Results) -> tuple[Finding, ...]:
@@ -238,4 +251,5 @@ def too_late(found: Sequence[Finding]) -> Iterator[str]:
     """Lead by lead, which interventions beat the placebo."""
     for lead in dict.fromkeys(f.task for f in found):
         names = [f.words for f in found if f.task == lead and f.word == "holds"]
-        yield f"Better than the placebo, {lead}: {', '.join(names) or 'no intervention'}."
+        reading = found[0].reading
+        yield f"Better than the placebo, {reading}, {lead}: {', '.join(names) or 'nothing'}."

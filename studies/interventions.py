@@ -80,6 +80,7 @@ DESIGNS: Mapping[Tier, Design] = {
     "laptop": LAPTOP,
     "laptop_code": replace(
         LAPTOP,
+        leads=(100,),
         setting=Setting(
             "RMS norm, lr 0.004, paper_code in E5M2",
             LAPTOP.setting.config,
@@ -344,8 +345,8 @@ class Arguments(Execution):
     """Interventions before a divergence, against a placebo."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: 14 base runs, three leads; laptop_code: the same under
-    paper_code instead of paper_text."""
+    """smoke: seconds, for tests; laptop: 14 base runs, three leads; laptop_code: paper_code
+    instead of paper_text, one lead."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
     dry_run: bool = False
