@@ -297,7 +297,8 @@ def hybrids(results: Results) -> Verdict:
         "Holds if the excess of failures lies within a fifth of all pairs either way and the "
         f"median held-out loss of pairs that are ok in both is below {GOAL} times the exact run's, "
         "interval included; not seen if there are more failures (p < 0.05) or the loss's lower end "
-        "is above. Under paper_code with the exact teacher, so that both losses are of one task.",
+        "is above; a loss of fewer than six pairs decides nothing. Under paper_code with the exact "
+        "teacher, so that both losses are of one task.",
         tuple(found),
         tuple(
             f"{label} with the script's quantized teacher, paper_code, {task}: "

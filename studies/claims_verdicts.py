@@ -31,6 +31,7 @@ Word = Literal["holds", "opposite", "not seen", "undecided", "missing"]
 Kind = Literal["precision-induced", "optimizer-driven", "measured"]
 ALPHA = 0.05
 MARGIN = 0.2  # a fifth of all pairs; with none discordant, 12 pairs exclude it
+ENOUGH = 6  # of six values the smallest and largest enclose the median in 97 % of cases, of five 94
 Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
 
@@ -120,14 +121,13 @@ def decide_match(excess: Estimate, p: float, ratio: Estimate, goal: float) -> Wo
 
     holds: excess failures within MARGIN either way, and the held-out loss's median ratio to the
     exact run's below ``goal``, upper end included.  not seen: more failures (p < 0.05), or the
-    ratio's lower end above ``goal``.
+    ratio's lower end above ``goal``.  A median of fewer than ENOUGH pairs decides nothing.
     """
-    if not (excess.n and ratio.n):
-        return "undecided"
-    if (p < ALPHA and excess.value > 0) or ratio.low > goal:
+    known = ratio.n >= ENOUGH
+    if excess.n and ((p < ALPHA and excess.value > 0) or (known and ratio.low > goal)):
         return "not seen"
-    equal = max(abs(excess.low), abs(excess.high)) < MARGIN and ratio.high < goal
-    return "holds" if equal else "undecided"
+    equal = excess.n and max(abs(excess.low), abs(excess.high)) < MARGIN
+    return "holds" if equal and known and ratio.high < goal else "undecided"
 
 
 def decide_range(estimate: Estimate, low: float, high: float) -> Word:

@@ -140,6 +140,10 @@ def test_a_hybrid_matches_only_if_failures_and_loss_do() -> None:
     assert decide_match(*none, Estimate(1.2, 1.1, 1.3, 12), 1.05) == "not seen"
     assert decide_match(*paired([1] * 6 + [0] * 6), close, 1.05) == "not seen"
     assert decide_match(*paired([0] * 6), close, 1.05) == "undecided"
+    few = Estimate(2.0, 2.0, 2.0, 1)
+    assert decide_match(*none, few, 1.05) == "undecided"
+    assert decide_match(*none, replace(few, n=6), 1.05) == "not seen"
+    assert decide_match(*paired([1] * 6 + [0] * 6), few, 1.05) == "not seen"
 
 
 def test_holm_by_hand_and_its_effect_on_the_words() -> None:
