@@ -123,7 +123,7 @@ def look_into_archive(archive: Path, folder: Path) -> str:
     except ModuleNotFoundError:
         return f"{len(names)} files; pytest is not here, its tests were not collected"
     listed = run(
-        *(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"),
         *("--ignore", "tests/backends"),
         cwd=source,
     )
