@@ -45,6 +45,7 @@ LOOK: Mapping[str, tuple[str, Literal["-", "--"]]] = {
     "full_precision": (BLACK, "-"),
     "rceil": (VERMILION, "-"),
     "ln_exact": (PURPLE, "-"),
+    "activation_exact": (PURPLE, "--"),
     "bf16_activations_forward": (BLUE, "--"),
     "bf16_activations": (BLUE, "-"),
     "exact_backward": (SKY, "-"),
