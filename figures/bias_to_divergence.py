@@ -71,11 +71,6 @@ class Series:
     records: tuple[Record, ...]
 
 
-def base_of(design: Design, task: Task) -> ProxyConfig:
-    """The base of a place."""
-    return design.searched if task == "searched" else design.base
-
-
 def settings(design: Design, task: Task) -> list[str]:
     """Labels of the conditions of the problem that are run in a place."""
     return [c.label for c in conditions(design) if c.label in design.problems and task in c.places]
@@ -174,7 +169,7 @@ def draw(results: Results, out: Path, tasks: Sequence[Task] = TASKS) -> Path:
             bad = [r.diverged for each in runs.values() for r in each if r.diverged is not None]
             for side, diverge in enumerate((True, False)):
                 column = axes[:, 2 * t + side]
-                edges = edges_of(base_of(design, task), design.probe_every, diverge)
+                edges = edges_of(design.base_of(task), design.probe_every, diverge)
                 kept = {
                     reading: [run for run in each if (run.diverged is not None) == diverge]
                     for reading, each in runs.items()
@@ -207,7 +202,7 @@ def draw(results: Results, out: Path, tasks: Sequence[Task] = TASKS) -> Path:
         where = "; ".join(
             f"{len(settings(design, task))} setting{'s' * (len(settings(design, task)) > 1)} at lr "
             + ", ".join(f"{lr:g}" for lr in design.rates_of(task))
-            + f", {base_of(design, task).norm} norm unless varied, "
+            + f", {design.base_of(task).norm} norm unless varied, "
             f"{len(design.seeds_of(task))} seeds"
             for task in (tasks if len({design.rates_of(t) for t in tasks}) > 1 else tasks[:1])
         )

@@ -23,7 +23,6 @@ results say in claims_cited.py; the page in claims_page.py.  Here: the runs, and
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from mxsim.store import Record, Store
 from mxsim.sweep import Point, load_points
 from studies.claims_teacher import with_unit_teacher
 from studies.claims_watch import Watch
+from studies.command import run_as_command
 from studies.touchy_settings import SLOW
 
 Tier = Literal["smoke", "laptop", "cluster"]
@@ -110,6 +110,10 @@ class Design:
     def problems(self) -> tuple[str, ...]:
         """Labels of the conditions that leave the reading's MX scheme as it is."""
         return tuple(c.label for c in conditions(self) if c.config or c.label == "base")
+
+    def base_of(self, task: Task) -> ProxyConfig:
+        """The base of a place, with the script's teacher."""
+        return self.searched if task == "searched" else self.base
 
     def rates_of(self, task: Task) -> tuple[float, ...]:
         """The rates of a place."""
@@ -230,22 +234,17 @@ def conditions(design: Design) -> tuple[Condition, ...]:
         ),
     ]
     where_mx_fails = [
-        Condition("GEMM operands alone", text=scheme("gemm_e4m3"), code=None, places=("searched",)),
-        Condition("norm gains alone", text=scheme("ln_only_e4m3"), code=None, places=("searched",)),
-        Condition(
-            "E5M2",
-            text=scheme("all_e5m2"),
-            code=scheme("paper_code", fwd="mxfp8_e5m2"),
-            places=("searched",),
-        ),
-        Condition("half the rate", rate=0.5, places=("searched",)),
+        Condition("GEMM operands alone", text=scheme("gemm_e4m3"), code=None),
+        Condition("norm gains alone", text=scheme("ln_only_e4m3"), code=None),
+        Condition("E5M2", text=scheme("all_e5m2"), code=scheme("paper_code", fwd="mxfp8_e5m2")),
+        Condition("half the rate", rate=0.5),
     ]
     return (
         Condition("base"),
         *(replace(each, places=TASKS) for each in of_problem),
         *of_precision,
         *of_faults,
-        *where_mx_fails,
+        *(replace(each, places=("searched",)) for each in where_mx_fails),
     )
 
 
@@ -265,7 +264,7 @@ def config_of(
     design: Design, task: Task, condition: Condition, lr: float, seed: int
 ) -> ProxyConfig:
     """The problem of a run."""
-    base = design.searched if task == "searched" else design.base
+    base = design.base_of(task)
     cfg = replace(base, **condition.config, lr=lr * condition.rate, seed=seed)
     return with_unit_teacher(cfg) if task == "unit" else cfg
 
@@ -429,9 +428,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        sys.exit(main(tyro.cli(Arguments, prog=f"python -m studies.{STUDY}")))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; what was finished is stored")
+    run_as_command(main, Arguments, STUDY)

@@ -172,10 +172,16 @@ def averted(results: Results) -> Verdict:
         "of the horizon."
     )
     tier = _tier(results)
-    of_text = _averted("paper_text", tier, results.root)
-    of_code = _averted("paper_code", tier if tier == "smoke" else f"{tier}_code", results.root)
-    found, notes = zip(of_text, of_code, strict=True)
-    return Verdict(7, title, paper, rule, (*found[0], *found[1]), (*notes[0], *notes[1]))
+    of_code = tier if tier == "smoke" else f"{tier}_code"
+    found, notes = _averted("paper_text", tier, results.root)
+    more, more_notes = _averted("paper_code", of_code, results.root)
+    return Verdict(7, title, paper, rule, (*found, *more), (*notes, *more_notes))
+
+
+@lru_cache(maxsize=2)
+def _interventions(tier: Any, root: Path) -> interventions.Results:
+    """Two claims read it."""
+    return interventions.load(tier, root)
 
 
 def _averted(reading: Reading, tier: Any, root: Path) -> tuple[list[Finding], list[str]]:
@@ -184,7 +190,7 @@ def _averted(reading: Reading, tier: Any, root: Path) -> tuple[list[Finding], li
     At the smoke tier the readings share one setting.
     """
     try:
-        stored = interventions.load(tier, root)
+        stored = _interventions(tier, root)
     except FileNotFoundError as error:
         run = f"python -m studies.interventions --tier {tier}"
         return [], [f"{reading}: missing, {str(error).split(' in ')[0]}; run {run}"]
@@ -215,7 +221,7 @@ def _averted(reading: Reading, tier: Any, root: Path) -> tuple[list[Finding], li
 def rate_against_precision(results: Results) -> tuple[Finding, ...]:
     """Part of claim 12: half the rate against full precision, midway; not corrected yet."""
     try:
-        stored = interventions.load(_tier(results), results.root)
+        stored = _interventions(_tier(results), results.root)
     except FileNotFoundError:
         where = "midway: missing, run python -m studies.interventions"
         words = "half the rate against exact"

@@ -61,13 +61,13 @@ def _difference(
 
 def compared(results: Results, words: str, one: str, other: str) -> Iterator[Finding]:
     """Problem ``one`` against ``other``: MX in each reading and task, exact runs in each task."""
-    yield from rescaled(results, words, one, other, CONTEXTS)
+    yield from beyond_exact(results, words, one, other, CONTEXTS)
     for task in TASKS:
         own = [exact_failures(results, task, condition) for condition in (one, other)]
         yield finding("optimizer-driven", "", task, words, _difference(*own))
 
 
-def rescaled(
+def beyond_exact(
     results: Results,
     words: str,
     one: str,
@@ -192,7 +192,9 @@ def layer_norm(results: Results) -> Verdict:
     ]
     place: list[tuple[Reading, Task]] = [("paper_text", "searched")]
     gains, rest = "norm gains alone", "GEMM operands alone"
-    found += rescaled(results, "gains in MX, too, against GEMM operands alone", "base", rest, place)
+    found += beyond_exact(
+        results, "gains in MX, too, against GEMM operands alone", "base", rest, place
+    )
     values = list(excess(results, *place[0], gains).values())
     words = "norm gains alone in MX against exact"
     found.append(finding("precision-induced", *place[0], words, values))
@@ -230,11 +232,11 @@ def activations(results: Results) -> Verdict:
 def formats(results: Results) -> Verdict:
     """Claim 8."""
     found = [
-        *rescaled(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
+        *beyond_exact(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
                   "E4M3 forward, E5M2 backward"),
-        *rescaled(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
-        *rescaled(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
-        *rescaled(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
+        *beyond_exact(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
+        *beyond_exact(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
+        *beyond_exact(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
     ]  # fmt: skip
     labels = ("base", "E4M3 forward, E5M2 backward", "FP6 E2M3", "FP6 E3M2", "FP4 E2M1")
     return Verdict(
@@ -263,7 +265,7 @@ def block_size(results: Results) -> Verdict:
         "Smaller blocks are more stable",
         "The block size matters: smaller blocks share their scale with less and fail less.",
         f"Blocks of {large} against blocks of {small}.",
-        corrected(rescaled(results, words, f"block {large}", f"block {small}")),
+        corrected(beyond_exact(results, words, f"block {large}", f"block {small}")),
     )
 
 
@@ -417,7 +419,7 @@ def faults(results: Results) -> tuple[Finding, ...]:
     code: list[tuple[Reading, Task]] = [("paper_code", task) for task in PLACES]
     return corrected(
         [
-            *rescaled(results, "frozen beta", "base", "beta trained", code[:-1]),
-            *rescaled(results, "quantized teacher", "base", "exact teacher", code),
+            *beyond_exact(results, "frozen beta", "base", "beta trained", code[:-1]),
+            *beyond_exact(results, "quantized teacher", "base", "exact teacher", code),
         ]
     )

@@ -104,11 +104,11 @@ def peak(results: Results, reading: Reading, task: Task) -> list[tuple[bool, flo
     found = []
     for key in own_scheme(results, reading, task, "mx"):
         record = results.records[key]
-        failed, bad = results.failed(key), failed_at(record)
+        bad = failed_at(record)
         stop = None if bad is None else -(-bad // results.design.probe_every)
         zeta = np.exp(series_of(record, "zeta")[:stop])
         if np.isfinite(zeta).any():
-            found.append((failed, float(np.nanmax(zeta))))
+            found.append((bad is not None, float(np.nanmax(zeta))))
     return found
 
 

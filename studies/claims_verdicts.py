@@ -143,13 +143,10 @@ def corrected(findings: Iterable[Finding], either: bool = False) -> tuple[Findin
     """Holm over the findings, and their words; what is missing stays so, and does not count."""
     found = list(findings)
     rule = decide_either if either else decide
-    adjusted = iter(holm([f.p for f in found if f.word != "missing"]))
-    return tuple(
-        each
-        if each.word == "missing"
-        else replace(each, adjusted=(p := next(adjusted)), word=rule(each.estimate, p))
-        for each in found
-    )
+    there = [i for i, each in enumerate(found) if each.word != "missing"]
+    for i, p in zip(there, holm([found[i].p for i in there]), strict=True):
+        found[i] = replace(found[i], adjusted=p, word=rule(found[i].estimate, p))
+    return tuple(found)
 
 
 def summarize(findings: Sequence[Finding]) -> str:
