@@ -122,6 +122,7 @@ def process_pool(workers: int) -> Iterator[Pool]:
         pool.shutdown()
     except BaseException:
         processes = list((pool._processes or {}).values())
+        manager: Any = pool._executor_manager_thread
         pool.shutdown(wait=False, cancel_futures=True)
         _forget_cancelled(pool)
         for process in processes:
@@ -130,6 +131,8 @@ def process_pool(workers: int) -> Iterator[Pool]:
         for process in processes:
             with suppress(Exception):
                 process.join(5.0)
+        if manager is not None:  # it closes a pipe that the interpreter, if it ended now, writes to
+            manager.join(5.0)
         raise
 
 
