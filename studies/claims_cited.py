@@ -1,19 +1,25 @@
-"""What other studies' stored results say of the claims: claim 7, part of claim 1, citations."""
+"""What other studies' stored results say of the claims: part of claim 1, and citations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mxsim.stats import NOTHING, Estimate
-from mxsim.survival import restricted
-from studies import interventions, phase_diagrams, quantized_edge, touchy_settings
-from studies.claims import Reading, Results
-from studies.claims_verdicts import Finding, Verdict, Word, finding
+from mxsim.boundary import Threshold
+from mxsim.grid import Cell
+from mxsim.stats import NOTHING, Estimate, mean_over_seeds
+from mxsim.store import Record, Store
+from mxsim.sweep import load_points
+from studies import phase_diagrams, quantized_edge, touchy_settings
+from studies.claims import READINGS, Reading, Results, conditions, failed_at
+from studies.claims_verdicts import Finding, Kind, Word, finding, room_of
 
 DIAGRAMS: dict[int, tuple[phase_diagrams.Name, ...]] = {
     1: ("lr_depth",),
@@ -38,7 +44,6 @@ EDGES: dict[int, tuple[tuple[Where | None, Where], ...]] = {
     8: tuple((PLAIN, ("GD", f"gemm {name}")) for name in LESS),
     9: ((("GD", "gemm e4m3 block 8"), ("GD", "gemm e4m3 block 128")),),
     11: tuple((PLAIN, (group, "gemm fp8_e4m3")) for group in ("heavy ball", "Adam")),
-    12: tuple((None, ("Adam", what)) for what in ("all fp8_e4m3", "gemm fp4_e2m1")),
 }
 SMALLER = (
     "It measures how flat a region training settles in: a ratio of r is a quantized gradient that "
@@ -48,14 +53,14 @@ SMALLER = (
 
 def cited(number: int, results: Results) -> Iterator[str]:
     """Sentences on a claim from the phase diagrams and the quantized edge."""
-    tier = _tier(results)
+    tier = tier_elsewhere(results)
     for name in DIAGRAMS.get(number, ()):
         study = f"phase_diagrams --diagrams {name}"
         yield from _or_missing(study, partial(_diagram, name, tier, results.root))
     yield from _or_missing("quantized_edge", partial(_edge, number, tier, results.root))
 
 
-def _tier(results: Results) -> Any:
+def tier_elsewhere(results: Results) -> Any:
     """The tier of the studies that have no cluster tier."""
     return "smoke" if results.tier == "smoke" else "laptop"
 
@@ -68,18 +73,86 @@ def _or_missing(study: str, sentences: Callable[[], list[str]]) -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _comparison(name: phase_diagrams.Name, tier: Any, root: Path) -> phase_diagrams.Comparison:
-    return phase_diagrams.compare(phase_diagrams.load(name, tier, root))
-
-
 def _diagram(name: phase_diagrams.Name, tier: Any, root: Path) -> list[str]:
-    """How exact and MX (as in paper_text) compare over a phase diagram."""
-    c = _comparison(name, tier, root)
-    return [
-        f"`python -m studies.phase_diagrams --diagrams {name}`: of {c.pairs} pairs {c.both} fail "
-        f"in both arms, {c.mx_only} in MX only, {c.exact_only} in exact only; MX minus exact share "
-        f"{c.difference}, {c.difference.n} seeds."
+    """How exact and MX (as in paper_text) compare over a phase diagram, by this page's failures."""
+    found = phase_diagrams.load(name, tier, root)
+    it, arms = found.diagram, phase_diagrams.ARMS
+    cells = [(x, y) for x in it.x.labels for y in it.y.labels]
+    runs: list[list[tuple[Record, Record]]] = []  # by seed: (exact, MX) of each cell
+    for seed in range(it.grid.seeds):
+        pairs = [[found.records[Cell(c, arm, seed)] for arm in arms] for c in cells]
+        runs.append([(exact, mx) for exact, mx in pairs if exact is not None and mx is not None])
+    fates = [[tuple(failed_at(run) is not None for run in pair) for pair in each] for each in runs]
+    every = [fate for each in fates for fate in each]
+    both, mx, exact = (every.count(at) for at in ((True, True), (False, True), (True, False)))
+    difference = mean_over_seeds(np.array([np.mean([b - a for a, b in each]) for each in fates]))
+    different = len({pair[0].id for each in runs for pair in each})
+    half = [
+        f"{it.x.name} {x}: {'; '.join(str(found.thresholds[x, arm]) for arm in arms)}"
+        for x in it.x.labels
+        if all((x, arm) in found.thresholds for arm in arms)
     ]
+    return [
+        f"`python -m studies.phase_diagrams --diagrams {name}`: of {len(every)} pairs ({different} "
+        f"different exact runs) {both} fail in both arms, {mx} in MX only, {exact} in exact only; "
+        f"MX minus exact share {difference}, {difference.n} seeds. Failed as on this page; the "
+        "diagram also counts what has not learned by its end."
+        + (f" By that, half fail above the rate (exact; MX): {', '.join(half)}." if half else "")
+    ]
+
+
+def critical_rates(
+    results: Results, name: phase_diagrams.Name, one: object, other: object
+) -> list[Finding]:
+    """Part of claim 2: is the rate at which half of the runs fail lower at ``one`` than ``other``?
+
+    From a traced phase diagram, whose failures are also runs that have not learned by their end.
+    Ratios of critical rates, with the ends of both intervals; where one is only bounded, its bound.
+    Nothing if the diagram's results are missing.
+    """
+    try:
+        found = phase_diagrams.load(name, tier_elsewhere(results), results.root)
+    except FileNotFoundError:
+        return []
+    what = found.diagram.x.name
+    if any(
+        (str(x), arm) not in found.thresholds for x in (one, other) for arm in phase_diagrams.ARMS
+    ):
+        return []
+    exact, mx = (
+        _over(found.thresholds[str(one), arm], found.thresholds[str(other), arm])
+        for arm in phase_diagrams.ARMS
+    )
+    words = f"critical rate, {what} {one} over {other}"
+    kinds: tuple[tuple[Kind, str, str, Estimate], ...] = (
+        ("optimizer-driven", "", words, exact),
+        ("precision-induced", "paper_text", f"{words}, MX's over exact's", _ratio(mx, exact)),
+    )
+    return [
+        Finding(kind, reading, f"phase diagram {name}", say, ratio, np.nan, decide_below_one(ratio))
+        for kind, reading, say, ratio in kinds
+        if math.isfinite(ratio.high)  # else both are bounded alone, and nothing is known
+    ]
+
+
+def _over(one: Threshold, other: Threshold) -> Estimate:
+    """The ratio of two critical rates; of a bounded one, its bound."""
+    value, reference = (t.low if math.isnan(t.value) else t.value for t in (one, other))
+    high = one.high / other.low if other.low else math.inf
+    return Estimate(value / reference, one.low / other.high, high, one.n + other.n)
+
+
+def _ratio(one: Estimate, other: Estimate) -> Estimate:
+    low = one.low / other.high if other.high else math.nan
+    high = one.high / other.low if other.low else math.inf
+    return Estimate(one.value / other.value, low, high, one.n + other.n)
+
+
+def decide_below_one(ratio: Estimate) -> Word:
+    """For a claim that a ratio is below one."""
+    if ratio.high < 1:
+        return "holds"
+    return "refuted" if ratio.low > 1 else "undecided"
 
 
 @lru_cache(maxsize=2)
@@ -98,6 +171,8 @@ def _edge(number: int, tier: Any, root: Path) -> list[str]:
                 words = quantized_edge.PREDICTORS[name].split(":")[0]
                 parts.append(f"{words} {sorted(ratio)[len(ratio) // 2]:.2f} (n {len(ratio)})")
         return [f"Quantized edge, measured over predicted, gradient descent: {', '.join(parts)}."]
+    if number == 12:
+        return [flatter(found)]
     pairs = [
         pair for pair in EDGES.get(number, ()) if all(at in found.readings for at in pair if at)
     ]
@@ -105,6 +180,22 @@ def _edge(number: int, tier: Any, root: Path) -> list[str]:
         return ["Quantized edge: it has measured nothing of this claim."]
     parts = [told(found, *pair) for pair in pairs]
     return [f"Quantized edge, ηS over exact's: {'; '.join(parts)}. {SMALLER}"]
+
+
+def flatter(found: quantized_edge.Results) -> str:
+    """Which lower rate would do to the flatness what more precision does."""
+    parts = []
+    for what in ("all fp8_e4m3", "gemm fp4_e2m1"):
+        if ("Adam", what) in found.readings:
+            ratio = _over_exact(found, ("Adam", what))
+            parts.append(f"{ratio} from {what} (n {ratio.n})")
+    if not parts:
+        return "Quantized edge: it has measured nothing of this claim."
+    return (
+        "Quantized edge: as to how flat a region training settles in, and nothing else, going from "
+        "MX to exact does under Adam what a rate lower by this factor would: "
+        f"{'; '.join(parts)}."
+    )
 
 
 def told(found: quantized_edge.Results, high: Where | None, low: Where) -> str:
@@ -128,134 +219,103 @@ def _over_exact(found: quantized_edge.Results, at: Where | None) -> Estimate:
     return quantized_edge.over_seeds(found.readings[at], lambda r: r.measured / exact)
 
 
-# ---------------------------------------------------------------- decided from others' results
+# ---------------------------------------------------------------- claim 1's searched settings
+
+_AGAINST = "failure, MX against exact"
 
 
-def searched(results: Results) -> tuple[Finding, ...]:
-    """Part of claim 1: the settings that studies/touchy_settings.py found, on its fresh seeds.
+@dataclass(frozen=True)
+class Fate:
+    """A pair of the search: the steps at which its runs fail, None if they do not."""
 
-    Not corrected yet.  One finding without pairs if its results are missing.
-    """
-    words = "failure, MX against exact"
-    try:
-        found = touchy_settings.load(_tier(results), results.root)
-    except FileNotFoundError:
-        where = "searched: missing, run python -m studies.touchy_settings"
-        return (
-            Finding("precision-induced", "paper_text", where, words, NOTHING, np.nan, "missing"),
-        )
-    rest = "{} fail in both, {} in MX only, {} in exact only"
-    return tuple(
-        finding(
-            "precision-induced",
-            "paper_text",
-            f"searched: {p.setting.name}",
-            words,
-            [1] * p.mx_only + [-1] * p.exact_only + [0] * (p.n - p.mx_only - p.exact_only),
-            rest.format(p.both, p.mx_only, p.exact_only),
-        )
-        for p in found.confirmed
-    )
-
-
-def averted(results: Results) -> Verdict:
-    """Claim 7, from the interventions' own study."""
-    title = "Changing the precision midway averts or delays the divergence"
-    paper = (
-        "From a checkpoint before the divergence, higher precision, or a bumped exponent, averts "
-        "or delays it; shortly before, it is too late."
-    )
-    rule = (
-        "Steps gained over the placebo (one unit in the last place) of the same seed, paired "
-        "permutation test, corrected over interventions and leads (Benjamini and Hochberg); holds "
-        "if q < 0.05 and the gain is positive, not seen if the gain's interval ends below a tenth "
-        "of the horizon."
-    )
-    tier = _tier(results)
-    of_code = tier if tier == "smoke" else f"{tier}_code"
-    found, notes = _averted("paper_text", tier, results.root)
-    more, more_notes = _averted("paper_code", of_code, results.root)
-    return Verdict(7, title, paper, rule, (*found, *more), (*notes, *more_notes))
+    mx: int | None
+    exact: int | None
 
 
 @lru_cache(maxsize=2)
-def _interventions(tier: Any, root: Path) -> interventions.Results:
-    """Two claims read it."""
-    return interventions.load(tier, root)
+def _fresh(tier: Any, root: Path) -> dict[str, tuple[touchy_settings.Setting, list[Fate]]]:
+    """The search's best settings by name, with their pairs on seeds that it had not seen."""
+    found = touchy_settings.load(tier, root)
+    runs = touchy_settings.fresh_runs(found.design, [p.setting for p in found.confirmed])
+    store = Store(root / f"{touchy_settings.STUDY}_{tier}")
+    records = load_points(list(runs.values()), store)
+    return {
+        p.setting.name: (
+            p.setting,
+            [
+                Fate(*(failed_at(records[runs[name, seed, mx].id]) for mx in (True, False)))
+                for name, seed, mx in runs
+                if name == p.setting.name and mx
+            ],
+        )
+        for p in found.confirmed
+    }
 
 
-def _averted(reading: Reading, tier: Any, root: Path) -> tuple[list[Finding], list[str]]:
-    """Each intervention at each lead under one reading, and what to say of them.
+def elsewhere(results: Results) -> list[Finding]:
+    """Part of claim 1: MX against exact in the settings that a search found, on fresh seeds.
 
-    At the smoke tier the readings share one setting.
+    A setting that this study has run, too, is one comparison with the seeds of both.  Not corrected
+    yet.  One finding without pairs if the search's results are missing.
     """
+    design, missing = results.design, False
     try:
-        stored = _interventions(tier, root)
-    except FileNotFoundError as error:
-        run = f"python -m studies.interventions --tier {tier}"
-        return [], [f"{reading}: missing, {str(error).split(' in ')[0]}; run {run}"]
-    found = []
-    for (lead, name), arm in stored.arms.items():
-        if name in ("none", "placebo"):
-            continue
-        counts = ", ".join(f"{n} {word}" for word, n in arm.outcomes.items() if n)
-        found.append(
-            Finding(
-                "measured",
-                reading,
-                f"{lead} steps before",
-                name,
-                arm.gain,
-                arm.paired,
-                gained(arm.gain, arm.q, stored.design.horizon),
-                arm.q,
-                counts,
-            )
-        )
-    setting = stored.design.setting.name
-    n, tried = len(stored.used), stored.tried
-    note = f"{reading}: {setting}; of {tried} runs {n} diverge late enough to be changed."
-    return found, [note, *too_late(found)]
-
-
-def rate_against_precision(results: Results) -> tuple[Finding, ...]:
-    """Part of claim 12: half the rate against full precision, midway; not corrected yet."""
-    try:
-        stored = _interventions(_tier(results), results.root)
+        fresh = dict(_fresh(tier_elsewhere(results), results.root))
     except FileNotFoundError:
-        where = "midway: missing, run python -m studies.interventions"
-        words = "half the rate against exact"
-        return (Finding("measured", "paper_text", where, words, NOTHING, np.nan, "missing"),)
+        fresh, missing = {}, True
     found = []
-    for lead in stored.design.leads:
-        arms = [stored.arms[lead, name] for name in ("lower_lr", "full_precision")]
-        lower, exact = (restricted(arm.times, stored.design.horizon) for arm in arms)
-        averted = [arm.outcomes["averted"] for arm in arms]
+    for reading in READINGS:
+        for label in ("base", "E5M2"):
+            (scheme,) = (c.mx(reading) for c in conditions(design) if c.label == label)
+            fates = [
+                (results.failed(mx), results.failed(exact))
+                for mx, exact in results.pairs(reading, "searched", label).values()
+            ]
+            for name, (setting, more) in list(fresh.items()):
+                same = replace(setting.config, seed=0) == replace(design.searched, seed=0)
+                if same and setting.scheme == scheme and not setting.switch:
+                    fates += [(f.mx is not None, f.exact is not None) for f in more]
+                    del fresh[name]
+            words = "failure, MX E5M2 against exact" if label == "E5M2" else _AGAINST
+            found.append(against_exact(reading, "searched", words, fates))
+    for name, (setting, more) in fresh.items():
+        if not setting.switch:
+            fates = [(f.mx is not None, f.exact is not None) for f in more]
+            found.append(against_exact("paper_text", f"searched: {name}", _AGAINST, fates))
+    if missing:
+        where = "searched: missing, run python -m studies.touchy_settings"
         found.append(
-            finding(
-                "measured",
-                "paper_text",
-                f"midway, {lead} steps before",
-                "half the rate against exact, who lasts longer",
-                np.sign(lower - exact).tolist(),
-                f"averted {averted[0]} and {averted[1]} of {len(lower)}",
-            )
+            Finding("precision-induced", "paper_text", where, _AGAINST, NOTHING, np.nan, "missing")
         )
-    return tuple(found)
+    return found
 
 
-def gained(gain: Estimate, q: float, horizon: int) -> Word:
-    """The word for an intervention's gain over the placebo."""
-    if not gain.n or np.isnan(q):
-        return "undecided"
-    if q < 0.05:
-        return "holds" if gain.value > 0 else "opposite"
-    return "not seen" if gain.high < horizon / 10 else "undecided"
+def against_exact(
+    reading: Reading, where: str, words: str, fates: Sequence[tuple[bool, bool]]
+) -> Finding:
+    """Of pairs (did the MX run fail, did the exact one?): does MX fail oftener?"""
+    both, mx, exact = (fates.count(each) for each in ((True, True), (True, False), (False, True)))
+    return finding(
+        "precision-induced",
+        reading,
+        where,
+        words,
+        [int(a) - int(b) for a, b in fates],
+        f"{both} fail in both, {mx} in MX only, {exact} in exact only",
+        room_of([a for a, _ in fates], [b for _, b in fates]),
+    )
 
 
-def too_late(found: Sequence[Finding]) -> Iterator[str]:
-    """Lead by lead, which interventions beat the placebo."""
-    for lead in dict.fromkeys(f.task for f in found):
-        names = [f.words for f in found if f.task == lead and f.word == "holds"]
-        reading = found[0].reading
-        yield f"Better than the placebo, {reading}, {lead}: {', '.join(names) or 'nothing'}."
+def by_construction(results: Results) -> Iterator[str]:
+    """Settings in which MX begins midway: the switch itself is the spike, nothing to decide."""
+    with suppress(FileNotFoundError):
+        for name, (setting, fates) in _fresh(tier_elsewhere(results), results.root).items():
+            if setting.switch:
+                waits = sorted(f.mx - setting.switch for f in fates if f.mx is not None)
+                yield (
+                    f"Not counted: {name}. {len(waits)} of {len(fates)} runs fail {waits[0]} to "
+                    f"{waits[-1]} steps after the switch to MX at step {setting.switch}: its noise "
+                    "is a spike over the loss just reached."
+                    if waits
+                    else f"Not counted: {name}. No run fails after the switch."
+                )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ from studies.claims_verdicts import (
     corrected,
     decide_range,
     finding,
-    two_shares,
+    room_of,
 )
 
 Floats = NDArray[np.float64]
@@ -99,28 +101,74 @@ def own_scheme(results: Results, reading: Reading, task: Task, arm: Arm) -> list
     ]
 
 
-def peak(results: Results, reading: Reading, task: Task) -> list[tuple[bool, float]]:
-    """(failed, highest zeta before the failure) of each MX run that has a probe there."""
+def matched_peaks(
+    series: Sequence[tuple[tuple[Any, ...], int | None, Floats]], every: int = 1
+) -> list[tuple[float, float]]:
+    """(highest zeta before the failure, that of a calm run over the same steps), a failing run.
+
+    series: of each run its setting (first what matters most), the step at which it failed or None,
+    and zeta at every ``every``-th step.  The calm run is the next one of the same setting, else of
+    the setting that shares most with it, each taken once: chosen without a look at its zeta.
+    """
+    calm = [(where, i, zeta) for i, (where, bad, zeta) in enumerate(series) if bad is None]
     found = []
-    for key in own_scheme(results, reading, task, "mx"):
-        record = results.records[key]
-        bad = failed_at(record)
-        stop = None if bad is None else -(-bad // results.design.probe_every)
-        zeta = np.exp(series_of(record, "zeta")[:stop])
-        if np.isfinite(zeta).any():
-            found.append((bad is not None, float(np.nanmax(zeta))))
+    for i, (where, bad, zeta) in enumerate(series):
+        if bad is None or not calm:
+            continue
+        stop = -(-bad // every)
+        shared = [_alike(where, other) for other, _, _ in calm]
+        nearest = [c for c, s in zip(calm, shared, strict=True) if s == max(shared)]
+        partner = min(nearest, key=lambda each: (each[1] - i) % len(series))
+        calm = [each for each in calm if each[1] != partner[1]]
+        other = partner[2]
+        if np.isfinite(zeta[:stop]).any() and np.isfinite(other[:stop]).any():
+            found.append((float(np.nanmax(zeta[:stop])), float(np.nanmax(other[:stop]))))
     return found
 
 
-def crowded(results: Results, reading: Reading, task: Task, arm: Arm) -> list[bool]:
+def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
+    """How many of their first entries two settings share."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def probed(
+    results: Results, reading: Reading, task: Task
+) -> list[tuple[tuple[Any, ...], int | None, Floats]]:
+    """Setting, step of failure and zeta of each MX run, in the order of seeds."""
+    return [
+        (
+            (key.condition, key.lr),
+            failed_at(results.records[key]),
+            np.exp(series_of(results.records[key], "zeta")),
+        )
+        for key in sorted(own_scheme(results, reading, task, "mx"), key=lambda k: k.seed)
+    ]
+
+
+def watched(
+    results: Results, reading: Reading, task: Task
+) -> list[tuple[tuple[Any, ...], int | None, Floats]]:
+    """The same of watched runs, by the script's own measure: the squared ratio of two trajectories.
+
+    The first step is no number: both runs still have the same weights there.
+    """
+    found = []
+    for (a, b, lr, _), record in sorted(results.watched.items(), key=lambda item: item[0][3]):
+        if (a, b) == (reading, task):
+            zeta = np.array(record.arrays["zeta_script"], np.float64)
+            zeta[:1] = np.nan
+            found.append(((lr,), failed_at(record), zeta))
+    return found
+
+
+def crowded(results: Results, reading: Reading, task: Task, arm: Arm) -> dict[Key, bool]:
     """Of each run with trained gammas and probes: did half of a layer's saturate at some probe?"""
     without = ("norm none", "norm layer_no_affine")
-    found = []
-    for key in own_scheme(results, reading, task, arm):
-        record = results.records[key]
-        if key.condition not in without and "probe_gamma_saturated" in record.arrays:
-            found.append(bool(np.nanmax(record.arrays["probe_gamma_saturated"]) >= 0.5))
-    return found
+    return {
+        key: bool(np.nanmax(results.records[key].arrays["probe_gamma_saturated"]) >= 0.5)
+        for key in own_scheme(results, reading, task, arm)
+        if key.condition not in without and "probe_gamma_saturated" in results.records[key].arrays
+    }
 
 
 def saturation(results: Results, reading: Reading, task: Task, tensor: str) -> list[float]:
@@ -139,81 +187,90 @@ def gradient_bias(results: Results) -> Verdict:
     """Claim 5."""
     found = []
     for reading, task in ALL_CONTEXTS:
+        failing = [results.failed(key) for key in own_scheme(results, reading, task, "mx")]
         for words, series, sign in (("zeta grows", "zeta", 1), ("cos falls", "cos", -1)):
-            for kind, values in before_failure(results, reading, task, series).items():
-                detail = f"median {np.median(values):+.2g}" if values else ""
+            changes = before_failure(results, reading, task, series)
+            told = sum(map(len, changes.values()))
+            for kind, values in changes.items():
+                detail = f"median {np.median(values):+.2g}; " if values else ""
+                detail += f"{told} of {sum(failing)} failing runs have enough probes"
                 signs = [float(np.sign(sign * v)) for v in values]
                 found.append(finding(kind, reading, task, words, signs, detail))
-        peaks = peak(results, reading, task)
-        found.append(_foretold(peaks, reading, task, "a zeta above 2 foretells failure"))
+        peaks = matched_peaks(probed(results, reading, task), results.design.probe_every)
+        found.append(foretold(peaks, reading, task, "zeta above 2 foretells failure", sum(failing)))
     for reading, task in CONTEXTS:
-        peaks = script_peak(results, reading, task)
-        found.append(_foretold(peaks, reading, task, f"{SCRIPT_METRIC} above 2 foretells failure"))
+        runs = watched(results, reading, task)
+        failures = sum(bad is not None for _, bad, _ in runs)
+        words = f"{SCRIPT_METRIC} above 2 foretells failure"
+        found.append(foretold(matched_peaks(runs), reading, task, words, failures))
     return Verdict(
         5,
         "zeta grows and cos falls before divergence, which comes at a norm of Z of about 2",
         "Before a divergence the gradient's relative error zeta grows and its cosine with the "
         "exact gradient falls; by a crude bound an operator norm of Z of about 2 breaks training.",
-        "MX runs of all settings, probed at the same point: the change from the probes before to "
-        "the last three before the first bad step (log of zeta; cos), against the median change of "
-        "runs that do not fail, at the same steps: failing runs in which it is larger minus those "
-        "in which it is smaller, sign test. And whether zeta exceeds 2 before the failure oftener "
-        "than in runs that do not fail (Fisher), by the probes and, in the watched pairs, by the "
-        "script's own measure: the squared ratio between the gradients of two trajectories.",
+        "MX runs of all settings, probed at the same point. Grows, falls: the change from the five "
+        "probes before to the last three before the first bad step (log of zeta; cos), against the "
+        "median change of runs that do not fail, at the same steps: failing runs in which it is "
+        "larger minus those in which it is smaller, sign test. Runs that fail before their eighth "
+        "probe are not told. Above 2: each failing run against one that does not fail, of the same "
+        "setting and rate where there is one, both up to the step of the failure; does the failing "
+        "one alone exceed 2? By the probes and, in the watched pairs, by the script's own measure: "
+        "the squared ratio between the gradients of two trajectories.",
         corrected(found),
     )
 
 
-def _foretold(peaks: list[tuple[bool, float]], reading: str, task: str, words: str) -> Finding:
-    """Of (failed, highest zeta): is it above 2 oftener in the runs that fail?"""
-    failing = [p for failed, p in peaks if failed]
-    calm = [p for failed, p in peaks if not failed]
-    over = [sum(p > 2 for p in each) for each in (failing, calm)]
-    estimate, p = two_shares(over[0], len(failing), over[1], len(calm))
-    detail = f"{over[0]} of {len(failing)} failing, {over[1]} of {len(calm)} other runs"
-    return Finding("measured", reading, task, words, estimate, p, "undecided", p, detail)
-
-
-def script_peak(results: Results, reading: Reading, task: Task) -> list[tuple[bool, float]]:
-    """(failed, highest value of the script's zeta before the failure) of each watched MX run.
-
-    The first step is left out: both runs still have the same weights there.
-    """
-    found = []
-    for (a, b, _, _), record in results.watched.items():
-        bad = failed_at(record)
-        series = record.arrays["zeta_script"][1:bad]
-        if (a, b) == (reading, task) and np.isfinite(series).any():
-            found.append((bad is not None, float(np.nanmax(series))))
-    return found
+def foretold(
+    peaks: Sequence[tuple[float, float]], reading: Reading, task: Task, words: str, failing: int
+) -> Finding:
+    """Of (highest zeta of a failing run, of a calm one): is the failing one alone above 2?"""
+    over = [(own > 2, other > 2) for own, other in peaks]
+    mine, others = (sum(each[i] for each in over) for i in (0, 1))
+    return finding(
+        "measured",
+        reading,
+        task,
+        words,
+        [int(a) - int(b) for a, b in over],
+        f"{mine} of {len(over)} failing, {others} of as many others; {len(over)} of {failing} "
+        "failing runs have a probe and a partner",
+        room_of(*zip(*over, strict=True)) if over else 0,
+    )
 
 
 def last_bin(results: Results) -> Verdict:
     """Claim 6."""
     found, notes = [], []
-    reference = gaussian_clamp("mxfp8_e4m3").elements
+    reference = 100 * gaussian_clamp("mxfp8_e4m3").elements
     for reading, task in ALL_CONTEXTS:
         for kind, values in before_failure(results, reading, task, "gamma_saturated").items():
             signs = [float(np.sign(v)) for v in values]
             found.append(
                 finding(kind, reading, task, "gammas crowd into the last bin first", signs)
             )
+    for reading, task in ALL_CONTEXTS:
+        found.append(crowded_by_precision(results, reading, task))
     tested = corrected(found)
     measured = []
     for reading, task in ALL_CONTEXTS:
-        for arm in ("mx", "exact"):
-            runs = crowded(results, reading, task, arm)
-            estimate = share(sum(runs), len(runs)) if runs else NOTHING
-            words = f"runs in which half of a layer's gammas saturate at once, {arm}"
-            if arm == "mx":
-                word = decide_range(estimate, 0.5, 1.0)
-                measured.append(Finding("measured", reading, task, words, estimate, np.nan, word))
-            else:
-                notes.append(f"{words}, {task}: {estimate}, n {estimate.n}")
+        runs = list(crowded(results, reading, task, "mx").values())
+        estimate = share(sum(runs), len(runs)) if runs else NOTHING
+        measured.append(
+            Finding(
+                "measured",
+                reading,
+                task,
+                "MX runs in which half of a layer's gammas saturate at once",
+                estimate,
+                np.nan,
+                decide_range(estimate, 0.5, 1.0),
+            )
+        )
         if task not in TASKS:  # no pair is watched there
             continue
-        shares = np.array(saturation(results, reading, task, "ln_output"))
-        overflow = median_over_seeds(100 * shares)
+        overflow = median_over_seeds(
+            100 * np.array(saturation(results, reading, task, "ln_output"))
+        )
         measured.append(
             Finding(
                 "measured",
@@ -225,17 +282,39 @@ def last_bin(results: Results) -> Verdict:
                 decide_range(overflow, 0.5, 2.0),
             )
         )
-    notes = sorted(set(notes))
-    notes.append(f"A Gaussian tensor overflows by {100 * reference:.2f} % (theory).")
+        inside = "inside" if overflow.low <= reference <= overflow.high else "outside"
+        notes.append(f"A Gaussian tensor's {reference:.2f} % is {inside} that, {reading}, {task}.")
     return Verdict(
         6,
         "Gammas crowd into the last bin; about 1 % of activations overflow",
         "Layer norm's gammas cluster so that whole blocks of them land in the last quantization "
         "bin, and about one in a hundred activations exceeds the largest representable number.",
         "Crowded: at some probe half of a layer's gammas or more saturate; holds if that is so in "
-        "most runs (Wilson interval above 0.5). Overflow: median over watched runs, holds if its "
+        "most runs (Wilson interval above 0.5). In MX rather than in exact: of the base's pairs. "
+        "The gammas of exact runs, and of paper_code, which keeps them in bf16, are probed for "
+        "what E4M3 blocks would do to them. Overflow: median over watched runs, holds if its "
         "interval lies within 0.5 to 2 %. First: the share just before a failure against earlier, "
         "as in claim 5.",
         (*tested, *measured),
         tuple(notes),
+    )
+
+
+def crowded_by_precision(results: Results, reading: Reading, task: Task) -> Finding:
+    """Do gammas crowd oftener under MX than in the exact run of the same seed and rate?"""
+    mx, exact = (crowded(results, reading, task, arm) for arm in ("mx", "exact"))
+    both = [
+        (own, exact[at])
+        for key, own in mx.items()
+        if (at := Key(*key_of(key), arm="exact")) in exact
+    ]
+    sides = [[pair[i] for pair in both] for i in (0, 1)]
+    return finding(
+        "precision-induced",
+        reading,
+        task,
+        "gammas crowd in MX rather than in exact",
+        [int(a) - int(b) for a, b in both],
+        f"{sum(sides[0])} MX and {sum(sides[1])} exact runs",
+        room_of(*sides),
     )

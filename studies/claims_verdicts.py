@@ -7,13 +7,16 @@ single differences that is exact McNemar), two-sided; p-values are corrected wit
 of its comparisons (Holm).  The interval is Wald's after one +1 and one -1 are added (Bonett and
 Price 2012).  Pairs of one seed at different rates and settings count as independent.  Then:
 
-- ``holds``: p < 0.05, in the claim's direction; ``opposite``: p < 0.05 the other way;
-- ``not seen``: p >= 0.05, and the interval excludes a difference of MARGIN in its direction;
-- ``undecided``: neither: n is too small to tell.
+- ``holds``: p < 0.05, in the claim's direction; ``refuted``: p < 0.05 the other way;
+- ``no room``: fewer than ENOUGH of the runs compared fail, or fewer than that do not: on such a
+  floor or ceiling no difference could have shown;
+- ``not seen``: there was room, and the interval excludes a difference of MARGIN in its direction;
+- ``undecided``: none of these: n is too small to tell.
 
 **Kinds.**  A failure of an MX run is optimizer-driven if its exact pair fails too, else
 precision-induced.  Precision: d is MX minus exact; comparisons of settings take the difference of
-the two d.  Optimizer: failures of the exact runs alone.
+the two d.  Optimizer: failures of the exact runs alone.  What a claim is not about, but has to be
+read against, is of kind ``reference``: shown, and no part of a verdict.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from scipy import stats
 
 from mxsim.stats import CONFIDENCE, NOTHING, Estimate, mcnemar
 
-Word = Literal["holds", "opposite", "not seen", "undecided", "missing"]
-Kind = Literal["precision-induced", "optimizer-driven", "measured"]
+Word = Literal["holds", "refuted", "not seen", "no room", "undecided", "missing"]
+Kind = Literal["precision-induced", "optimizer-driven", "measured", "reference"]
 ALPHA = 0.05
 MARGIN = 0.2  # a fifth of all pairs; with none discordant, 12 pairs exclude it
-ENOUGH = 6  # of six values the smallest and largest enclose the median in 97 % of cases, of five 94
+# Of six values the smallest and largest enclose the median in 97 % of cases, of five in 94; and of
+# five discordant pairs no sign test reaches ALPHA.
+ENOUGH = 6
 Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
 
@@ -39,7 +44,8 @@ Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 class Finding:
     """One comparison: whether it holds in one context (a kind, a reading, a task).
 
-    estimate: of what ``words`` say, with n; p: raw; adjusted: by Holm within the claim.
+    estimate: of what ``words`` say, with n; p: raw; adjusted: by Holm within the claim; room: of
+    the runs compared, those that fail or those that do not, whichever are fewer.
     """
 
     kind: Kind
@@ -51,6 +57,7 @@ class Finding:
     word: Word
     adjusted: float = np.nan
     detail: str = ""
+    room: float = np.inf
 
     @property
     def where(self) -> str:
@@ -71,22 +78,25 @@ def paired(values: Sequence[float]) -> tuple[Estimate, float]:
     return estimate, mcnemar(int(np.sum(d > 0)), int(np.sum(d < 0)))
 
 
-def two_shares(one: int, n: int, other: int, m: int) -> tuple[Estimate, float]:
-    """one / n - other / m with Agresti and Caffo's interval, and Fisher's exact p."""
-    if not (n and m):
-        return NOTHING, 1.0
-    p, q = (one + 1) / (n + 2), (other + 1) / (m + 2)
-    half = Z * float(np.sqrt(p * (1 - p) / (n + 2) + q * (1 - q) / (m + 2)))
-    estimate = Estimate(one / n - other / m, p - q - half, p - q + half, n + m)
-    return estimate, float(stats.fisher_exact([[one, n - one], [other, m - other]]).pvalue)
-
-
 def finding(
-    kind: Kind, reading: str, task: str, words: str, values: Sequence[float], detail: str = ""
+    kind: Kind,
+    reading: str,
+    task: str,
+    words: str,
+    values: Sequence[float],
+    detail: str = "",
+    room: float = np.inf,
 ) -> Finding:
     """A comparison of pairs, still to be corrected."""
     estimate, p = paired(values)
-    return Finding(kind, reading, task, words, estimate, p, decide(estimate, p), p, detail)
+    word = decide(estimate, p, room)
+    return Finding(kind, reading, task, words, estimate, p, word, p, detail, room)
+
+
+def room_of(*outcomes: Sequence[bool]) -> int:
+    """Of all runs those with the outcome, or those without, whichever are fewer."""
+    every = [each for side in outcomes for each in side]
+    return min(sum(every), len(every) - sum(every))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -99,19 +109,23 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def decide(estimate: Estimate, p: float) -> Word:
+def decide(estimate: Estimate, p: float, room: float = np.inf) -> Word:
     """The rule above, for a claim that the difference is positive."""
     if not estimate.n:
         return "undecided"
     if p < ALPHA:
-        return "holds" if estimate.value > 0 else "opposite"
+        return "holds" if estimate.value > 0 else "refuted"
+    if room < ENOUGH:
+        return "no room"
     return "not seen" if estimate.high < MARGIN else "undecided"
 
 
-def decide_either(estimate: Estimate, p: float) -> Word:
+def decide_either(estimate: Estimate, p: float, room: float = np.inf) -> Word:
     """For a claim that there is a difference, whichever way."""
     if estimate.n and p < ALPHA:
         return "holds"
+    if estimate.n and room < ENOUGH:
+        return "no room"
     excluded = estimate.n and max(abs(estimate.low), abs(estimate.high)) < MARGIN
     return "not seen" if excluded else "undecided"
 
@@ -120,19 +134,22 @@ def decide_match(excess: Estimate, p: float, ratio: Estimate, goal: float) -> Wo
     """For a claim that a scheme matches full precision, in failures and in loss.
 
     holds: excess failures within MARGIN either way, and the held-out loss's median ratio to the
-    exact run's below ``goal``, upper end included.  not seen: more failures (p < 0.05), or the
+    exact run's below ``goal``, upper end included.  refuted: more failures (p < 0.05), or the
     ratio's lower end above ``goal``.  A median of fewer than ENOUGH pairs decides nothing.
     """
     known = ratio.n >= ENOUGH
     if excess.n and ((p < ALPHA and excess.value > 0) or (known and ratio.low > goal)):
-        return "not seen"
+        return "refuted"
     equal = excess.n and max(abs(excess.low), abs(excess.high)) < MARGIN
     return "holds" if equal and known and ratio.high < goal else "undecided"
 
 
 def decide_range(estimate: Estimate, low: float, high: float) -> Word:
-    """For a claim that a number lies in a range: its interval inside, outside, or across."""
-    if not estimate.n or np.isnan(estimate.low):
+    """For a claim that a number lies in a range: its interval inside, outside, or across.
+
+    Fewer than ENOUGH values decide nothing.
+    """
+    if estimate.n < ENOUGH or np.isnan(estimate.low):
         return "undecided"
     if low <= estimate.low and estimate.high <= high:
         return "holds"
@@ -145,29 +162,34 @@ def corrected(findings: Iterable[Finding], either: bool = False) -> tuple[Findin
     rule = decide_either if either else decide
     there = [i for i, each in enumerate(found) if each.word != "missing"]
     for i, p in zip(there, holm([found[i].p for i in there]), strict=True):
-        found[i] = replace(found[i], adjusted=p, word=rule(found[i].estimate, p))
+        found[i] = replace(found[i], adjusted=p, word=rule(found[i].estimate, p, found[i].room))
     return tuple(found)
 
 
-def summarize(findings: Sequence[Finding]) -> str:
-    """One verdict of several contexts: ``holds``, ``holds only under ...``, and so on."""
-    words = [f.word for f in findings]
+def summarize(findings: Iterable[Finding]) -> str:
+    """One verdict of several contexts: ``holds``, ``holds only under ...``, and so on.
+
+    Where the contexts differ every word is given with its count; references do not count.
+    """
+    found = [f for f in findings if f.kind != "reference"]
+    words = [f.word for f in found]
     if not words:
         return "-"
-    if all(word == "holds" for word in words):
-        return "holds"
-    if "holds" in words:
-        return f"holds only under {_under(findings, 'holds')}"
-    if "opposite" in words:
-        return f"not seen; the opposite under {_under(findings, 'opposite')}"
-    for word in ("undecided", "missing"):
-        if word in words:
-            share = f", {words.count('not seen')} of {len(words)} comparisons not seen"
-            return word + (share if "not seen" in words else "")
-    return "not seen"
+    if len(set(words)) == 1 and words[0] != "refuted":
+        return words[0]
+    told = [
+        f"{say} under {_under(found, word)}"
+        for word, say in (("holds", "holds only"), ("refuted", "refuted"))
+        if word in words
+    ]
+    rest = ("not seen", "no room", "undecided", "missing")
+    counts = [f"{words.count(word)} {word}" for word in rest if word in words]
+    if not told:  # then the first of them is the verdict
+        return f"{counts[0].split(' ', 1)[1]} ({', '.join(counts)})"
+    return "; ".join([*told, *([f"else {', '.join(counts)}"] if counts else [])])
 
 
-def _under(findings: Sequence[Finding], word: Word) -> str:
+def _under(findings: Sequence[Finding], word: str) -> str:
     """Where a word was given: what was compared, and in brackets under what, each once."""
     alone = len({f.reading for f in findings}) == 1  # then it goes without saying
     places: dict[str, list[str]] = {}
@@ -188,11 +210,16 @@ class Verdict:
     rule: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    faults: str | None = None
+    """How it stands to the script's faults, where the base's failures do not tell."""
 
-    def of(self, kind: Kind, reading: str | None = None) -> tuple[Finding, ...]:
-        """The findings of one kind; of one reading, those of either count."""
+    def under(self, reading: str) -> tuple[Finding, ...]:
+        """What one reading says: of precision, or measured."""
         return tuple(
-            f
-            for f in self.findings
-            if f.kind == kind and (reading is None or f.reading in (reading, ""))
+            f for f in self.findings if f.reading == reading and f.kind != "optimizer-driven"
         )
+
+    @property
+    def of_the_optimizer(self) -> tuple[Finding, ...]:
+        """What is said of failures that exact training has, too, under either reading."""
+        return tuple(f for f in self.findings if f.kind == "optimizer-driven")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import mxsim
+from mxsim.boundary import Threshold
 from mxsim.stats import Estimate
 from mxsim.store import Record
-from studies import claims, claims_cited, claims_decided, claims_signs
+from studies import claims, claims_cited, claims_decided, claims_remedies, claims_signs
 from studies.claims import DESIGNS, TASKS, Key, Results, conditions, points, watches
 from studies.claims_page import page
 from studies.claims_teacher import with_unit_teacher
@@ -30,10 +31,11 @@ from studies.claims_verdicts import (
     finding,
     holm,
     paired,
+    room_of,
     summarize,
-    two_shares,
 )
 from studies.claims_watch import Watch
+from studies.touchy_settings import Setting
 
 
 @pytest.fixture(scope="module")
@@ -110,24 +112,28 @@ def test_pairs_by_hand() -> None:
     assert estimate.low == pytest.approx(q12 - q21 - half, abs=1e-6)
     assert paired([-1] * 7)[0].low == -1
     assert paired([])[0].n == 0
-    difference, p = two_shares(6, 8, 0, 8)
-    assert difference.value == 0.75
-    assert p == pytest.approx(2 * 28 / 8008)  # C(8,6) C(8,0) / C(16,6), both ways
 
 
 def test_words() -> None:
-    def word(values: Sequence[float]) -> Word:
-        return decide(*paired(values))
+    def word(values: Sequence[float], room: float = np.inf) -> Word:
+        return decide(*paired(values), room)
 
     assert word([1] * 6 + [0] * 6) == "holds"
-    assert word([-1] * 6 + [0] * 6) == "opposite"
+    assert word([-1] * 6 + [0] * 6) == "refuted"
     assert word([0] * 12) == "not seen"
+    assert word([0] * 12, 5) == word([1] * 5 + [0] * 40, 5) == "no room"
+    assert word([0] * 12, 6) == "not seen"
+    assert word([1] * 12, 0) == "holds"  # all on one side fail, none on the other: room enough
+    assert room_of([True] * 3 + [False] * 9, [True] + [False] * 11) == 4
+    assert room_of([True] * 12, [True] * 11 + [False]) == 1
     assert word([0] * 8) == "undecided"
     assert word([1] * 4 + [0] * 8) == "undecided"
     assert word([]) == "undecided"
     assert decide_either(*paired([-1] * 6)) == "holds"
     assert decide_either(*paired([0] * 12)) == "not seen"
     assert decide_either(*paired([1] * 3)) == "undecided"
+    assert decide_either(*paired([0] * 12), 3) == "no room"
+    assert decide_range(Estimate(1, 0.8, 1.3, 5), 0.5, 2) == "undecided"
     assert decide_range(Estimate(1, 0.8, 1.3, 9), 0.5, 2) == "holds"
     assert decide_range(Estimate(3, 2.8, 3.3, 9), 0.5, 2) == "not seen"
     assert decide_range(Estimate(2, 1.8, 2.3, 9), 0.5, 2) == "undecided"
@@ -137,13 +143,13 @@ def test_a_hybrid_matches_only_if_failures_and_loss_do() -> None:
     none, close = paired([0] * 12), Estimate(1.01, 1.0, 1.02, 12)
     assert decide_match(*none, close, 1.05) == "holds"
     assert decide_match(*none, Estimate(1.03, 1.0, 1.06, 12), 1.05) == "undecided"
-    assert decide_match(*none, Estimate(1.2, 1.1, 1.3, 12), 1.05) == "not seen"
-    assert decide_match(*paired([1] * 6 + [0] * 6), close, 1.05) == "not seen"
+    assert decide_match(*none, Estimate(1.2, 1.1, 1.3, 12), 1.05) == "refuted"
+    assert decide_match(*paired([1] * 6 + [0] * 6), close, 1.05) == "refuted"
     assert decide_match(*paired([0] * 6), close, 1.05) == "undecided"
     few = Estimate(2.0, 2.0, 2.0, 1)
     assert decide_match(*none, few, 1.05) == "undecided"
-    assert decide_match(*none, replace(few, n=6), 1.05) == "not seen"
-    assert decide_match(*paired([1] * 6 + [0] * 6), few, 1.05) == "not seen"
+    assert decide_match(*none, replace(few, n=6), 1.05) == "refuted"
+    assert decide_match(*paired([1] * 6 + [0] * 6), few, 1.05) == "refuted"
 
 
 def test_holm_by_hand_and_its_effect_on_the_words() -> None:
@@ -163,10 +169,14 @@ def test_summaries() -> None:
         )  # fmt: skip
 
     assert those("holds", "holds") == "holds"
-    assert those("holds", "not seen") == "holds only under it (t0)"
+    assert those("holds", "not seen") == "holds only under it (t0); else 1 not seen"
     assert those("not seen", "not seen") == "not seen"
-    assert those("opposite", "undecided") == "not seen; the opposite under it (t0)"
-    assert those("undecided", "not seen") == "undecided, 1 of 2 comparisons not seen"
+    assert those("refuted", "undecided") == "refuted under it (t0); else 1 undecided"
+    assert those("holds", "refuted") == "holds only under it (t0); refuted under it (t1)"
+    assert those("undecided", "not seen") == "not seen (1 not seen, 1 undecided)"
+    assert those("undecided", "no room") == "no room (1 no room, 1 undecided)"
+    aside = Finding("reference", "r", "t", "it", paired([1])[0], 1, "holds")
+    assert summarize([aside]) == "-"
 
 
 # ---------------------------------------------------------------- claims on made-up outcomes
@@ -185,16 +195,19 @@ def made_up(
 
     def record(key: Key) -> Record:
         failed = fails(key)
+        losses = np.full(24, 1.0)
+        losses[20:] = 50.0 if failed else 1.0
         arrays: dict[str, Any] = {
+            "losses": losses,
             "probe_zeta": zeta(failed)[:, None, None],
             "probe_cos": -zeta(failed)[:, None, None],
             "probe_gamma_saturated": gamma(failed)[:, None],
         }
         meta: Mapping[str, Any] = {
             "status": "diverged" if failed else "ok",
-            "rule": {"patience": 200},
+            "rule": {"patience": 200, "window": 5, "recovery_ratio": 2.0},
             "learned": True,
-            "spikes": [{"step": 20, "length": None}] if failed else [],
+            "spikes": [{"step": 20, "length": None, "height": 50.0}] if failed else [],
             "first_bad_step": 20 if failed else None,
             "eval_loss": loss(key),
         }
@@ -215,15 +228,21 @@ def test_claim_1_tells_precision_from_the_optimizer() -> None:
     mx_only = made_up(lambda k: k.arm == "mx" and k.reading == "paper_code" and k.task == "script")
     verdict = claims_decided.spikes(mx_only)
     assert words_of(verdict, reading="paper_code", task="script") == {"holds"}
-    assert words_of(verdict, reading="paper_text") == {"not seen", "missing"}
+    assert words_of(verdict, reading="paper_text") == {"no room", "missing"}
     shared = claims_decided.spikes(made_up(lambda k: k.lr > 0.1))
-    assert words_of(shared) == {"not seen", "missing"}  # the search has not been run
+    assert words_of(shared, task="unit") == {"not seen"}
+    assert words_of(shared) == {"not seen", "no room", "missing"}  # the search has not been run
     assert np.isnan(shared.findings[-1].p)
     there = claims_decided.spikes(made_up(lambda k: k.arm == "mx" and k.task == "searched"))
-    assert words_of(there, task="searched") == {"holds"}
+    assert words_of(there, task="searched") == {"holds"}  # both formats, both readings
+    assert sum(f.task == "searched" for f in there.findings) == 4
     assert "24 in MX only" in there.findings[4].detail
-    assert words_of(there, task="unit") == {"not seen"}
+    assert words_of(there, task="unit") == {"no room"}
     assert "78 spike or fail in both" in shared.findings[0].detail
+    assert sum("in 1.00 [1.00, 1.00] steps, to 50.00" in note for note in shared.notes) == 2
+    assert (
+        "in 52 of 104 settings and rates some MX run spikes or fails, in 52 all" in shared.notes[-1]
+    )
 
 
 def test_claims_2_to_4_and_11_tell_settings_apart() -> None:
@@ -234,14 +253,15 @@ def test_claims_2_to_4_and_11_tell_settings_apart() -> None:
     fast = claims_decided.sizes(made_up(lambda k: k.lr > 0.1))
     assert words_of(fast, words="learning rate", kind="optimizer-driven") == {"holds"}
     assert "holds" not in words_of(fast, kind="precision-induced")
+    assert words_of(claims_decided.sizes(made_up(lambda k: False)), words="depth") == {"no room"}
     normed = claims_decided.layer_norm(made_up(lambda k: k.condition == "base" and k.arm == "mx"))
     assert words_of(normed, kind="precision-induced", reading="paper_code") == {"holds"}
     gains = "gains in MX, too, against GEMM operands alone"
     assert words_of(normed, words=gains) == {"holds"}
-    assert words_of(normed, words="norm gains alone in MX against exact") == {"not seen"}
+    assert words_of(normed, words="norm gains alone in MX against exact") == {"no room"}
     gated = claims_decided.activations(made_up(lambda k: k.condition == "swiglu"))
     assert words_of(gated, kind="optimizer-driven") == {"holds"}
-    assert words_of(gated, kind="precision-induced") == {"not seen"}
+    assert words_of(gated, kind="precision-induced") == {"not seen"}  # 12 of 24 fail: room
     stable = claims_decided.init_and_optimizer(made_up(lambda k: k.condition == "base"))
     assert words_of(stable, kind="optimizer-driven") == {"holds"}
 
@@ -260,7 +280,17 @@ def test_claim_5_needs_a_change_that_calm_runs_do_not_have() -> None:
     )
     assert words_of(verdict, kind="precision-induced") == {"holds"}
     assert words_of(verdict, kind="optimizer-driven") == {"undecided"}
-    assert words_of(verdict, words="a zeta above 2 foretells failure") == {"holds"}
+    assert words_of(verdict, words="zeta above 2 foretells failure") == {"holds"}
+
+
+def test_peaks_are_compared_over_equally_many_steps_each_calm_run_once() -> None:
+    rising = np.arange(1.0, 13.0)
+    a, b = ("base", 0.1), ("deep", 0.1)
+    runs = [(a, 5, rising), (a, None, 2 * rising), (b, None, 9 * rising), (a, 11, rising)]
+    # Probes at every second step: up to step 5 there are three, up to 11 six.
+    assert claims_signs.matched_peaks(runs, 2) == [(3.0, 6.0), (6.0, 54.0)]
+    assert claims_signs.matched_peaks([runs[0], *runs[3:]], 2) == []
+    assert claims_signs.matched_peaks([runs[0], runs[3], runs[1]], 2) == [(3.0, 6.0)]
 
 
 def test_the_scripts_metric_is_judged_before_the_failure_alone() -> None:
@@ -278,13 +308,13 @@ def test_the_scripts_metric_is_judged_before_the_failure_alone() -> None:
         ("paper_code", "unit", 0.5, seed): record(seed % 2 == 0, seed) for seed in range(24)
     }
     results = replace(results, watched=watched)
-    peaks = claims_signs.script_peak(results, "paper_code", "unit")
-    assert sorted(peaks) == [(False, 99.0)] * 12 + [(True, 3.0)] * 12
+    peaks = claims_signs.matched_peaks(claims_signs.watched(results, "paper_code", "unit"))
+    assert peaks == [(3.0, 0.5)] * 12  # the calm ones up to step 20, too
     verdict = claims_signs.gradient_bias(results)
     words = f"{claims_signs.SCRIPT_METRIC} above 2 foretells failure"
     (found,) = (f for f in verdict.findings if f.words == words and f.estimate.n)
-    assert found.detail == "12 of 12 failing, 12 of 12 other runs"
-    assert found.word == "not seen" or found.estimate.value == 0
+    assert found.detail.startswith("12 of 12 failing, 0 of as many others; 12 of 12 failing runs")
+    assert found.word == "holds"
 
 
 def test_claim_6_says_in_how_many_runs_and_whether_first() -> None:
@@ -297,6 +327,8 @@ def test_claim_6_says_in_how_many_runs_and_whether_first() -> None:
     crowd = [f for f in verdict.findings if "half of a layer" in f.words]
     assert {f.word for f in crowd} == {"holds"}
     assert crowd[0].estimate.value == 1
+    precision = [f for f in verdict.findings if f.words.startswith("gammas crowd in MX")]
+    assert {f.word for f in precision} == {"no room"}  # exact runs crowd as well
     assert {f.word for f in verdict.findings if "overflowing" in f.words} == {"undecided"}
 
 
@@ -308,41 +340,90 @@ def test_claims_8_to_10_and_the_faults_by_their_schemes() -> None:
         made_up(lambda k: k.arm == "mx" and k.condition == "block 64")
     )
     assert words_of(large) == {"holds"}
-    calm = claims_decided.hybrids(made_up(lambda k: False, lambda k: 0.02 + 1e-4 * k.seed))
-    assert words_of(calm) == {"holds"}
-    worse = claims_decided.hybrids(made_up(lambda k: False, lambda k: 1.5 if k.arm == "mx" else 1))
-    assert words_of(worse) == {"not seen"}
+    calm = claims_remedies.hybrids(made_up(lambda k: False, lambda k: 0.02 + 1e-4 * k.seed))
+    assert words_of(calm, kind="reference") == {"holds"}
+    assert words_of(calm, kind="precision-induced") == {"no room"}  # full MX matches as well
+    worse = claims_remedies.hybrids(made_up(lambda k: False, lambda k: 1.5 if k.arm == "mx" else 1))
+    assert words_of(worse, words="bf16 activations matches exact") == {"refuted"}
+    better = claims_remedies.hybrids(
+        made_up(lambda k: k.arm == "mx" and k.condition in ("base", "exact teacher"))
+    )
+    assert words_of(better, words="exact backward matches exact") == {"holds"}
+    assert words_of(better, words="exact backward fails less than full MX") == {"holds"}
+    assert words_of(better, kind="reference") == {"refuted"}
     frozen = made_up(
         lambda k: k.arm == "mx" and k.condition != "beta trained" and k.reading == "paper_code"
     )
     found = claims_decided.faults(frozen)
     assert {f.word for f in found if f.words == "frozen beta"} == {"holds"}
-    assert {f.word for f in found if f.words == "quantized teacher"} == {"not seen"}
+    assert {f.word for f in found if f.words == "quantized teacher"} == {"no room"}
 
 
-def test_claim_12_counts_only_runs_that_fail() -> None:
-    rate = claims_decided.rate_or_precision(made_up(lambda k: k.lr > 0.1))
-    assert {words_of(rate, task=task) == {"holds"} for task in TASKS} == {True}
-    assert {f.estimate.n for f in rate.findings} == {6 * len(DESIGN.problems), 0}
-    assert words_of(rate, task="searched") == {"undecided"}  # nothing fails there
-    assert {f.word for f in rate.findings if f.task.startswith("midway")} == {"missing"}
-    assert "precision-induced failures averted by it, paper_text, unit: n 0" in rate.notes
-    precision = claims_decided.rate_or_precision(made_up(lambda k: k.arm == "mx"))
-    assert words_of(precision) == {"opposite", "missing"}
-    half = claims_decided.rate_or_precision(
+def test_claim_12_counts_only_runs_that_fail_by_kind_and_sgd_apart() -> None:
+    most = "the next lower rate averts most failures"
+    rate = claims_remedies.rate_or_precision(made_up(lambda k: k.lr > 0.1))
+    assert words_of(rate, words=most, kind="optimizer-driven") == {"holds"}
+    assert words_of(rate, words=most, kind="precision-induced") == {"undecided"}  # there are none
+    others = 6 * (len(DESIGN.problems) - 1)
+    assert {f.estimate.n for f in rate.findings if f.words == most} == {others, 0}
+    sgd = [f for f in rate.findings if f.words == f"{most}, SGD"]
+    assert {(f.kind, f.estimate.n) for f in sgd} == {("optimizer-driven", 6)}
+    assert {f.word for f in rate.findings if f.words.startswith("midway")} == {"missing"}
+    precision = claims_remedies.rate_or_precision(made_up(lambda k: k.arm == "mx"))
+    assert words_of(precision, words=most, kind="precision-induced") == {"not seen"}
+    half = claims_remedies.rate_or_precision(
         made_up(lambda k: k.task == "searched" and k.condition == "base")
     )
-    assert words_of(half, task="searched") == {"holds"}
-    neither = claims_decided.rate_or_precision(made_up(lambda k: False))
-    assert words_of(neither) == {"undecided", "missing"}
+    words = "half the rate averts most failures"
+    assert words_of(half, words=words, kind="optimizer-driven") == {"holds"}
+
+
+def test_a_searched_setting_counts_once_and_a_switch_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fate = claims_cited.Fate
+    text = mxsim.scheme("paper_text")
+    other = replace(DESIGN.searched, lr=0.5)
+    fresh = {
+        "the same": (Setting("the same", DESIGN.searched, text), [fate(9, None)] * 8),
+        "another": (Setting("another", other, text), [fate(9, 3)] * 8),
+        "switched": (Setting("switched", DESIGN.searched, text, 20), [fate(20, None)] * 8),
+    }
+    monkeypatch.setattr(claims_cited, "_fresh", lambda tier, root: fresh)
+    results = made_up(lambda k: k.arm == "mx" and k.task == "searched")
+    found = {(f.reading, f.task, f.words): f for f in claims_cited.elsewhere(results)}
+    words = "failure, MX against exact"
+    both = found["paper_text", "searched", words]
+    assert (both.estimate.n, both.detail) == (32, "0 fail in both, 32 in MX only, 0 in exact only")
+    assert found["paper_code", "searched", words].estimate.n == 24
+    assert found["paper_text", "searched: another", words].detail.startswith("8 fail in both")
+    assert len(found) == 5  # two formats, two readings, and the other one
+    (note,) = claims_cited.by_construction(results)
+    assert "switched. 8 of 8 runs fail 0 to 0 steps after the switch to MX at step 20" in note
+
+
+def test_critical_rates_compare_with_the_ends_of_both_intervals() -> None:
+    low, high = Threshold(0.04, 0.03, 0.05, 20, True), Threshold(0.1, 0.08, 0.2, 20, True)
+    bounded = Threshold(np.nan, 0.16, np.inf, 20, True)
+    ratio = claims_cited._over(low, high)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((0.4, 0.15, 0.625))
+    assert claims_cited.decide_below_one(ratio) == "holds"
+    assert claims_cited.decide_below_one(claims_cited._over(high, low)) == "refuted"
+    assert claims_cited.decide_below_one(claims_cited._over(low, low)) == "undecided"
+    ratio = claims_cited._over(low, bounded)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((0.25, 0, 0.3125))
 
 
 def test_gains_over_the_placebo() -> None:
     gain = Estimate(90.0, 40.0, 140.0, 10)
-    assert claims_cited.gained(gain, 0.01, 800) == "holds"
-    assert claims_cited.gained(replace(gain, value=-90.0), 0.01, 800) == "opposite"
-    assert claims_cited.gained(replace(gain, high=70.0), 0.3, 800) == "not seen"
-    assert claims_cited.gained(gain, 0.3, 800) == "undecided"
+    assert claims_remedies.gained(gain, 0.01, 800) == "holds"
+    assert claims_remedies.gained(replace(gain, value=-90.0), 0.01, 800) == "refuted"
+    assert claims_remedies.gained(replace(gain, high=70.0), 0.3, 800) == "not seen"
+    assert claims_remedies.gained(gain, 0.3, 800) == "undecided"
+    assert claims_remedies.too_late("holds", ["holds", "undecided"]) == "refuted"
+    assert claims_remedies.too_late("undecided", ["undecided"]) == "no room"
+    assert claims_remedies.too_late("not seen", ["holds"]) == "holds"
+    assert claims_remedies.too_late("undecided", ["holds"]) == "undecided"
     assert claims_signs.change(np.array([1.0] * 5 + [3.0] * 3), 8) == 2
     assert np.isnan(claims_signs.change(np.ones(8), 7))
 
