@@ -108,8 +108,16 @@ class Design:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Labels of the conditions that leave the reading's MX scheme as it is."""
-        return tuple(c.label for c in conditions(self) if c.config or c.label == "base")
+        """Labels of the conditions that leave the reading's MX scheme as it is, of both tasks."""
+        return self.problems_of("script")
+
+    def problems_of(self, place: Task) -> tuple[str, ...]:
+        """The same of a place."""
+        return tuple(
+            c.label
+            for c in conditions(self)
+            if place in c.places and (c.config or c.label == "base")
+        )
 
     def base_of(self, task: Task) -> ProxyConfig:
         """The base of a place, with the script's teacher."""
@@ -188,6 +196,7 @@ def conditions(design: Design) -> tuple[Condition, ...]:
         Condition("adamw", {"optimizer": "adamw", "weight_decay": 0.1}),
         *design.more,
     ]
+    only_tasks = {"norm rms", "sgd", *(each.label for each in design.more)}  # RMS is its base there
     of_precision = [
         Condition(
             "E4M3 forward, E5M2 backward",
@@ -241,7 +250,8 @@ def conditions(design: Design) -> tuple[Condition, ...]:
     ]
     return (
         Condition("base"),
-        *(replace(each, places=TASKS) for each in of_problem),
+        *(replace(each, places=TASKS) if each.label in only_tasks else each for each in of_problem),
+        Condition("norm layer", {"norm": "layer"}, places=("searched",)),
         *of_precision,
         *of_faults,
         *(replace(each, places=("searched",)) for each in where_mx_fails),
@@ -397,7 +407,7 @@ class Arguments(Execution):
     """The paper's claims about the proxy, one by one, with verdicts."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: about 3200 runs of a second or two, 450 of them of five;
+    """smoke: seconds, for tests; laptop: about 3900 runs of a second or two, 1000 of them of seven;
     cluster: the paper's sizes."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""

@@ -29,7 +29,13 @@ from studies.claims import (
     failed_at,
 )
 from studies.claims_cited import against_exact, by_construction, critical_rates, elsewhere
-from studies.claims_remedies import averted, hybrids, loss_ratios, rate_or_precision
+from studies.claims_remedies import (
+    averted,
+    first_to_fail,
+    hybrids,
+    loss_ratios,
+    rate_or_precision,
+)
 from studies.claims_signs import gradient_bias, last_bin
 from studies.claims_verdicts import Finding, Kind, Verdict, corrected, finding, room_of
 
@@ -57,10 +63,18 @@ def _difference(
     return [one[at] - other[at] for at in one if at in other]
 
 
-def compared(results: Results, words: str, one: str, other: str) -> Iterator[Finding]:
-    """Problem ``one`` against ``other``: MX in each reading and task, exact runs in each task."""
-    yield from beyond_exact(results, words, one, other, CONTEXTS)
-    for task in TASKS:
+def compared(
+    results: Results, words: str, one: str, other: str, within: Sequence[Task] = PLACES
+) -> Iterator[Finding]:
+    """Problem ``one`` against ``other``: MX in each reading and place, exact runs in each place.
+
+    In those places that have both.
+    """
+    places = [task for task in within if {one, other} <= set(results.design.problems_of(task))]
+    yield from beyond_exact(
+        results, words, one, other, [at for at in ALL_CONTEXTS if at[1] in places]
+    )
+    for task in places:
         own = [exact_failures(results, task, condition) for condition in (one, other)]
         fails = [[bool(failed) for failed in side.values()] for side in own]
         yield finding(
@@ -101,6 +115,21 @@ def beyond_exact(
             "exact ones",
             room_of(*mx),
         )
+
+
+def fails_first(
+    results: Results,
+    words: str,
+    one: str,
+    other: str,
+    contexts: Sequence[tuple[Reading, Task]] = ALL_CONTEXTS,
+) -> Iterator[Finding]:
+    """MX of precision ``one`` against that of ``other``, which share their exact run: who is first?
+
+    Unlike counts of failures this tells them apart where nearly all fail, too.
+    """
+    for reading, task in contexts:
+        yield first_to_fail(results, reading, task, words, one, other)
 
 
 def by_rate(
@@ -242,8 +271,8 @@ def chance(results: Results) -> str:
 def sizes(results: Results) -> Verdict:
     """Claim 2."""
     d = results.design
-    depths = [f"depth {n}" for n in (d.depths[1], d.depths[0])]
-    widths = [f"width {n}" for n in (d.widths[1], d.widths[0])]
+    depths = f"depth {d.depths[1]}", f"depth {d.depths[0]}"
+    widths = f"width {d.widths[1]}", f"width {d.widths[0]}"
     found = [*compared(results, "depth", *depths), *compared(results, "width", *widths)]
     for reading, task in CONTEXTS:
         own = partial(excess, results, reading, task)
@@ -273,7 +302,8 @@ def sooner(results: Results, one: str, other: str) -> str:
     """Where the MX runs of both settings fail, from one seed at one rate: which first?"""
     steps = [
         (failed_at(results.records[a]), failed_at(results.records[b]))
-        for reading, task in CONTEXTS
+        for reading, task in ALL_CONTEXTS
+        if {one, other} <= set(results.design.problems_of(task))
         for at, (a, _) in results.pairs(reading, task, one).items()
         for b in [results.pairs(reading, task, other)[at][0]]
     ]
@@ -287,13 +317,17 @@ def sooner(results: Results, one: str, other: str) -> str:
 
 def layer_norm(results: Results) -> Verdict:
     """Claim 3."""
+    plain = "affine layer norm against plain"
     found = [
-        *compared(results, "with layer norm against without", "base", "norm none"),
-        *compared(results, "affine layer norm against plain", "base", "norm layer_no_affine"),
+        *compared(results, "layer norm against none", "base", "norm none", TASKS),
+        *compared(results, "layer norm against none", "norm layer", "norm none"),
+        *compared(results, "RMS norm against none", "base", "norm none", ["searched"]),
+        *compared(results, plain, "base", "norm layer_no_affine", TASKS),
+        *compared(results, plain, "norm layer", "norm layer_no_affine"),
     ]
     place: list[tuple[Reading, Task]] = [("paper_text", "searched")]
     gains, rest = "norm gains alone", "GEMM operands alone"
-    found += beyond_exact(
+    found += fails_first(
         results, "gains in MX, too, against GEMM operands alone", "base", rest, place
     )
     fates = [
@@ -306,9 +340,9 @@ def layer_norm(results: Results) -> Verdict:
         "Layer norm, and its affine part, matter",
         "Without layer norm, or without its affine parameters, the instabilities vanish or become "
         "fewer.",
-        "The base against the same without layer norm, and without its gamma and beta. In the "
-        "searched setting, of RMS norm: what its gains in MX do beyond the GEMM operands, and "
-        "alone.",
+        "Layer norm against none, and against layer norm without gamma and beta; in the searched "
+        "place, whose base has RMS norm, that against none, too. And there: whether with its gains "
+        "in MX, too, runs fail, or fail first, by seed; MX gains alone against exact.",
         corrected(found),
         tuple(
             f"RMS norm, {reading}, {task}: {_counts(results, reading, task, ['norm rms'])}"
@@ -335,19 +369,19 @@ def activations(results: Results) -> Verdict:
 def formats(results: Results) -> Verdict:
     """Claim 8."""
     found = [
-        *beyond_exact(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
-                  "E4M3 forward, E5M2 backward"),
-        *beyond_exact(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
-        *beyond_exact(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
-        *beyond_exact(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
+        *fails_first(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
+                 "E4M3 forward, E5M2 backward"),
+        *fails_first(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
+        *fails_first(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
+        *fails_first(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
     ]  # fmt: skip
     labels = ("base", "E4M3 forward, E5M2 backward", "FP6 E2M3", "FP6 E3M2", "FP4 E2M1")
     return Verdict(
         8,
         "Formats have an order of stability",
         "E4M3 forward with E5M2 backward is the most stable, then E4M3, FP6 and FP4.",
-        "Each format against E4M3 throughout: more failures beyond the exact pair's. That a format "
-        "does not fail says nothing of how well it trains: losses are in the notes.",
+        "Each format against E4M3 throughout, pair by pair: which fails, or fails first. That a "
+        "format does not fail says nothing of how well it trains: losses are in the notes.",
         corrected(found),
         tuple(
             f"{reading}, {task}, failures in MX only minus in exact only: "
@@ -399,8 +433,8 @@ def block_size(results: Results) -> Verdict:
         9,
         "Smaller blocks are more stable",
         "The block size matters: smaller blocks share their scale with less and fail less.",
-        f"Blocks of {large} against blocks of {small}.",
-        corrected(beyond_exact(results, words, f"block {large}", f"block {small}")),
+        f"Blocks of {large} against blocks of {small}, pair by pair: which fail, or fail first.",
+        corrected(fails_first(results, words, f"block {large}", f"block {small}")),
     )
 
 
@@ -446,11 +480,11 @@ def verdicts(results: Results) -> tuple[Verdict, ...]:
 
 
 def faults(results: Results) -> tuple[Finding, ...]:
-    """Does the base under paper_code fail oftener with each of the script's faults than without?"""
+    """Does the base under paper_code fail first with each of the script's faults, or without?"""
     code: list[tuple[Reading, Task]] = [("paper_code", task) for task in PLACES]
     return corrected(
         [
-            *beyond_exact(results, "frozen beta", "base", "beta trained", code[:-1]),
-            *beyond_exact(results, "quantized teacher", "base", "exact teacher", code),
+            *fails_first(results, "frozen beta", "base", "beta trained", code[:-1]),
+            *fails_first(results, "quantized teacher", "base", "exact teacher", code),
         ]
     )

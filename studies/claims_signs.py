@@ -93,7 +93,7 @@ def key_of(key: Key) -> tuple[Reading, Task, str, float, int]:
 
 def own_scheme(results: Results, reading: Reading, task: Task, arm: Arm) -> list[Key]:
     """Keys of an arm's runs in all settings of the problem, under the reading's own scheme."""
-    problems = results.design.problems
+    problems = results.design.problems_of(task)
     return [
         key
         for key in results.records

@@ -4,12 +4,14 @@
 +1 if only the side fails that the claim says should, -1 if only the other does, else 0 (or the
 difference of two such differences).  Tested by the exact sign test of the pairs with d != 0 (for
 single differences that is exact McNemar), two-sided; p-values are corrected within a claim for all
-of its comparisons (Holm).  The interval is Wald's after one +1 and one -1 are added (Bonett and
-Price 2012).  Pairs of one seed at different rates and settings count as independent.  Then:
+of its comparisons that have pairs enough to reach ALPHA (Holm; Tarone 1990).  The interval is
+Wald's after one +1 and one -1 are added (Bonett and Price 2012). Pairs of one seed at different
+rates and settings count as independent. Then:
 
 - ``holds``: p < 0.05, in the claim's direction; ``refuted``: p < 0.05 the other way;
 - ``no room``: fewer than ENOUGH of the runs compared fail, or fewer than that do not: on such a
-  floor or ceiling no difference could have shown;
+  floor or ceiling no difference could have shown (where it is asked which of two fails first, a
+  ceiling is none);
 - ``not seen``: there was room, and the interval excludes a difference of MARGIN in its direction;
 - ``undecided``: none of these: n is too small to tell.
 
@@ -45,7 +47,8 @@ class Finding:
     """One comparison: whether it holds in one context (a kind, a reading, a task).
 
     estimate: of what ``words`` say, with n; p: raw; adjusted: by Holm within the claim; room: of
-    the runs compared, those that fail or those that do not, whichever are fewer.
+    the runs compared, those that fail or those that do not, whichever are fewer; able: whether
+    there are pairs enough that differ for the sign test to reach ALPHA at all.
     """
 
     kind: Kind
@@ -58,6 +61,7 @@ class Finding:
     adjusted: float = np.nan
     detail: str = ""
     room: float = np.inf
+    able: bool = True
 
     @property
     def where(self) -> str:
@@ -90,7 +94,8 @@ def finding(
     """A comparison of pairs, still to be corrected."""
     estimate, p = paired(values)
     word = decide(estimate, p, room)
-    return Finding(kind, reading, task, words, estimate, p, word, p, detail, room)
+    able = np.count_nonzero(values) >= ENOUGH
+    return Finding(kind, reading, task, words, estimate, p, word, p, detail, room, bool(able))
 
 
 def room_of(*outcomes: Sequence[bool]) -> int:
@@ -157,12 +162,19 @@ def decide_range(estimate: Estimate, low: float, high: float) -> Word:
 
 
 def corrected(findings: Iterable[Finding], either: bool = False) -> tuple[Finding, ...]:
-    """Holm over the findings, and their words; what is missing stays so, and does not count."""
+    """Holm over the findings, and their words; what is missing stays so.
+
+    What could not have reached ALPHA, whichever way its pairs went, is no test and does not count
+    (Tarone 1990).
+    """
     found = list(findings)
     rule = decide_either if either else decide
-    there = [i for i, each in enumerate(found) if each.word != "missing"]
-    for i, p in zip(there, holm([found[i].p for i in there]), strict=True):
-        found[i] = replace(found[i], adjusted=p, word=rule(found[i].estimate, p, found[i].room))
+    able = [i for i, each in enumerate(found) if each.able and each.word != "missing"]
+    adjusted = dict(zip(able, holm([found[i].p for i in able]), strict=True))
+    for i, each in enumerate(found):
+        if each.word != "missing":
+            p = adjusted.get(i, 1.0)
+            found[i] = replace(each, adjusted=p, word=rule(each.estimate, p, each.room))
     return tuple(found)
 
 
@@ -182,9 +194,12 @@ def summarize(findings: Iterable[Finding]) -> str:
         for word, say in (("holds", "holds only"), ("refuted", "refuted"))
         if word in words
     ]
-    rest = ("not seen", "no room", "undecided", "missing")
-    counts = [f"{words.count(word)} {word}" for word in rest if word in words]
-    if not told:  # then the first of them is the verdict
+    rest = sorted(
+        {word for word in words if word not in ("holds", "refuted")},
+        key=lambda word: (-words.count(word), word),
+    )
+    counts = [f"{words.count(word)} {word}" for word in rest]
+    if not told:  # then the commonest of them is the verdict
         return f"{counts[0].split(' ', 1)[1]} ({', '.join(counts)})"
     return "; ".join([*told, *([f"else {', '.join(counts)}"] if counts else [])])
 
