@@ -87,7 +87,8 @@ class Condition:
 class Design:
     """What a tier runs: all conditions at all ``rates`` (of the base), over ``seeds``.
 
-    ``searched``: that place's base, at its own rate alone, over ``searched_seeds``.
+    ``searched``: that place's base, at its own rate alone, over ``searched_seeds``; settings of the
+    problem other than the base over the first ``problem_seeds`` of them.
     """
 
     base: ProxyConfig
@@ -100,6 +101,7 @@ class Design:
     """Its rate over Adam's, for momentum 0.9."""
     searched: ProxyConfig
     searched_seeds: range
+    problem_seeds: int
     more: tuple[Condition, ...] = ()
     probe_every: int = 20
     """Steps between probes: of MX runs under their own scheme, of the base's exact ones both."""
@@ -127,9 +129,12 @@ class Design:
         """The rates of a place."""
         return (self.searched.lr,) if task == "searched" else self.rates
 
-    def seeds_of(self, task: Task) -> range:
-        """The seeds of a place."""
-        return self.searched_seeds if task == "searched" else range(self.seeds)
+    def seeds_of(self, task: Task, condition: Condition | None = None) -> range:
+        """The seeds of a place, those of a condition."""
+        if task != "searched":
+            return range(self.seeds)
+        few = condition is not None and condition.config
+        return self.searched_seeds[: self.problem_seeds] if few else self.searched_seeds
 
     @property
     def watched(self) -> tuple[float, ...]:
@@ -150,6 +155,7 @@ DESIGNS: Mapping[Tier, Design] = {
             width=16, depth=2, batch=16, steps=24, lr=0.02, eval_samples=64, norm="rms"
         ),
         searched_seeds=range(200, 202),
+        problem_seeds=1,
         probe_every=12,
         watch_every=12,
     ),
@@ -163,7 +169,8 @@ DESIGNS: Mapping[Tier, Design] = {
         seeds=8,
         sgd_rate=64,  # half fail at 2.2
         searched=SLOW,
-        searched_seeds=range(200, 216),
+        searched_seeds=range(200, 232),
+        problem_seeds=16,
     ),
     "cluster": Design(  # the paper's sizes
         ProxyConfig(width=512, depth=4, batch=2048, steps=9000, lr=6e-4, eval_samples=32768),
@@ -175,6 +182,7 @@ DESIGNS: Mapping[Tier, Design] = {
         sgd_rate=64,
         searched=SLOW,
         searched_seeds=range(200, 264),
+        problem_seeds=32,
         more=(
             Condition("depth 6", {"depth": 6}),
             Condition("cosine", {"schedule": "cosine", "lr_min": 1e-5}),
@@ -285,7 +293,7 @@ def points(design: Design) -> dict[Key, Point]:
     both = tuple((reading, scheme(reading)) for reading in READINGS)
     for seed, task, lr in _grid(design, PLACES):
         for condition in conditions(design):
-            if task not in condition.places:
+            if task not in condition.places or seed not in design.seeds_of(task, condition):
                 continue
             cfg = config_of(design, task, condition, lr, seed)
             for reading in READINGS:
@@ -374,15 +382,19 @@ class Results:
     def pairs(
         self, reading: Reading, task: Task, condition: str
     ) -> dict[tuple[float, int], tuple[Key, Key]]:
-        """(lr, seed) -> keys of (MX, exact)."""
-        return {
-            (lr, seed): (
-                Key(reading, task, condition, lr, seed, "mx"),
-                Key(reading, task, condition, lr, seed, "exact"),
-            )
+        """(lr, seed) -> keys of (MX, exact), of all seeds that the condition has.
+
+        KeyError for a condition that a reading or a place does not have.
+        """
+        found = {
+            (lr, seed): (mx, replace(mx, arm="exact"))
             for lr in self.design.rates_of(task)
             for seed in self.design.seeds_of(task)
+            if (mx := Key(reading, task, condition, lr, seed, "mx")) in self.records
         }
+        if not found:
+            raise KeyError(f"no runs of {condition!r}, {reading}, {task}")
+        return found
 
 
 def load(tier: Tier, results: Path = Path("results")) -> Results:

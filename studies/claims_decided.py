@@ -76,7 +76,8 @@ def compared(
     )
     for task in places:
         own = [exact_failures(results, task, condition) for condition in (one, other)]
-        fails = [[bool(failed) for failed in side.values()] for side in own]
+        common = set(own[0]) & set(own[1])
+        fails = [[bool(side[at]) for at in common] for side in own]
         yield finding(
             "optimizer-driven",
             "",
@@ -101,9 +102,10 @@ def beyond_exact(
     """
     for reading, task in contexts:
         sides = [excess(results, reading, task, condition) for condition in (one, other)]
-        pairs = [results.pairs(reading, task, c).values() for c in (one, other)]
+        pairs = [results.pairs(reading, task, c) for c in (one, other)]
+        common = set(pairs[0]) & set(pairs[1])
         mx, exact = (
-            [[results.failed(pair[arm]) for pair in side] for side in pairs] for arm in (0, 1)
+            [[results.failed(side[at][arm]) for at in common] for side in pairs] for arm in (0, 1)
         )
         yield finding(
             "precision-induced",
@@ -304,8 +306,10 @@ def sooner(results: Results, one: str, other: str) -> str:
         (failed_at(results.records[a]), failed_at(results.records[b]))
         for reading, task in ALL_CONTEXTS
         if {one, other} <= set(results.design.problems_of(task))
+        for pairs in [results.pairs(reading, task, other)]
         for at, (a, _) in results.pairs(reading, task, one).items()
-        for b in [results.pairs(reading, task, other)[at][0]]
+        if at in pairs
+        for b in [pairs[at][0]]
     ]
     both = [(a, b) for a, b in steps if a is not None and b is not None]
     first = sum(a < b for a, b in both)

@@ -79,7 +79,8 @@ def _searched(design: Design) -> str:
     cfg, seeds = design.searched, design.searched_seeds
     return (
         f"`searched`: {cfg.norm} norm, width {cfg.width}, depth {cfg.depth}, batch {cfg.batch}, "
-        f"rate {cfg.lr:g}, {cfg.steps} steps, seeds {seeds[0]} to {seeds[-1]}."
+        f"rate {cfg.lr:g}, {cfg.steps} steps, seeds {seeds[0]} to {seeds[-1]} (other depths, "
+        f"widths, norms, activations and the like: the first {design.problem_seeds} of them)."
     )
 
 

@@ -62,7 +62,10 @@ def test_exact_runs_do_not_depend_on_the_reading_or_on_precision() -> None:
     for label in ("FP4 E2M1", "block 16", "exact backward"):
         assert runs[replace(base, condition=label)].id == runs[base].id
         assert runs[replace(base, condition=label, arm="mx")].id != runs[replace(base, arm="mx")].id
-    assert len({point.id for point in runs.values()}) + len(watches(design)) <= 4000
+    assert len({point.id for point in runs.values()}) + len(watches(design)) <= 4400
+    searched = {k for k in runs if k.task == "searched" and k.arm == "mx"}
+    assert {k.seed for k in searched if k.condition == "depth 8"} == set(range(200, 216))
+    assert {k.seed for k in searched if k.condition == "FP4 E2M1"} == set(range(200, 232))
 
 
 def test_pairs_share_their_problem_and_conditions_change_one_thing() -> None:
@@ -181,7 +184,9 @@ def test_summaries() -> None:
 
 # ---------------------------------------------------------------- claims on made-up outcomes
 
-DESIGN = replace(DESIGNS["smoke"], seeds=6, searched_seeds=range(200, 224), probe_every=2)
+DESIGN = replace(
+    DESIGNS["smoke"], seeds=6, searched_seeds=range(200, 224), problem_seeds=12, probe_every=2
+)
 KEYS = tuple(points(DESIGN))
 
 
