@@ -6,7 +6,11 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: study figure reproduce test crosscheck check docs wheel exhaustive format lower-bounds clean \
+# Before .venv is made: pip's own words for an older Python name another package.
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit(f"mxsim needs Python \
+3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12, for example")'
+
+.PHONY: help study figure reproduce test crosscheck check docs wheel exhaustive format lower-bounds clean \
 	distclean
 
 study: .venv/installed            ## the main job: layer-norm-affine quantization against all the rest
@@ -67,6 +71,7 @@ lower-bounds:                     ## the test suite on the oldest supported depe
 	.venv-lower/bin/python -m pytest -n 2 --dist loadfile
 
 .venv/bin/python:
+	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml | .venv/bin/python
@@ -82,11 +87,15 @@ lower-bounds:                     ## the test suite on the oldest supported depe
 	@touch $@ .venv/installed
 
 .venv-torch/bin/python:
+	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv-torch
 
 .venv-torch/installed: pyproject.toml | .venv-torch/bin/python
 	.venv-torch/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test,torch,witnesses]'
 	@touch $@
+
+help:                             ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## */\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 clean:                            ## compiled kernels and tool caches (after editing mxsim/bits.py, too)
 	find mxsim studies figures tests -name __pycache__ -prune -exec rm -rf {} +

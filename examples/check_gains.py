@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mxsim.formats import FORMATS, choose
 from mxsim.report import is_gain, load_arrays, tensor_report
 
 ON_CLIFF = 0.5  # of a gain's elements are clamped under floor
@@ -38,13 +39,17 @@ def synthetic(path: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line a gain; the exit status is 1 if one is on the cliff."""
+    """Print a line a gain; the exit status is 1 if one is on the cliff, 2 for a bad file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?", help="a .safetensors, .npz or .npy file")
     parser.add_argument("--format", default="mxfp8_e4m3", help="see: mxsim formats")
     options = parser.parse_args(arguments)
     path = options.model or synthetic(Path("results") / "check_gains" / "model.npz")
-    arrays, _ = load_arrays(path)
+    try:
+        choose("format", options.format, FORMATS)
+        arrays, _ = load_arrays(path)
+    except (OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
     gains = {name: array for name, array in arrays.items() if is_gain(name, array)}
 
     print(f"{len(gains)} norm gains among {len(arrays)} tensors of {path}, {options.format}")

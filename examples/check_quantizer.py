@@ -16,7 +16,13 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit(
+        "this example needs PyTorch: pip install torch (in a clone, make crosscheck does so in "
+        ".venv-torch; then .venv-torch/bin/python examples/check_quantizer.py)"
+    ) from None
 
 from mxsim.crosscheck.backend import Backend, CanRun, Result, as_array, as_tensor
 from mxsim.crosscheck.case import Array, Config

@@ -18,7 +18,13 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit(
+        "this example needs PyTorch: pip install torch (in a clone, make crosscheck does so in "
+        ".venv-torch; then .venv-torch/bin/python examples/controller_in_torch.py)"
+    ) from None
 
 from mxsim import scheme
 from mxsim.backends.torch_linear import linear

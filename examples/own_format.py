@@ -66,11 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not trace_columns(columns, store, how, console):
         return 1
 
-    states = {cell: state_of(record) for cell, record in load_cells(points, store).items()}
     share = {arm: np.zeros((options.seeds, len(DEPTHS), len(RATES))) for arm in ARMS}
-    for cell, state in states.items():
+    slow = dict.fromkeys(ARMS, 0)  # no spike, no NaN or Inf, and yet not learned by the last step
+    for cell, record in load_cells(points, store).items():
         at = cell.seed, depth.labels.index(cell.labels[0]), lr.labels.index(cell.labels[1])
-        share[cell.arm][at] = state in FAILURES
+        share[cell.arm][at] = state_of(record) in FAILURES
+        if record is not None and record.meta["status"] == "diverged":
+            slow[cell.arm] += not record.meta["spikes"]
+    for arm in ARMS:
+        print(
+            f"{arm}: {share[arm].sum():.0f} of {share[arm].size} runs fail, {slow[arm]} of them "
+            "not unstable but too slow to learn in time"
+        )
     for one, other in (("e4m3", "exact"), ("mine", "exact"), ("mine", "e4m3")):
         more = mean_over_seeds((share[one] - share[other]).mean(axis=(1, 2)))
         print(f"share failed, {one} - {other}: {more}, {more.n} seeds")

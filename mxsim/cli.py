@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from mxsim import __version__
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
 from mxsim.crosscheck.main import OUT as CROSSCHECK_OUT
@@ -115,10 +116,25 @@ class Scheme:
 
 
 @dataclass(frozen=True)
+class Unchecked(ProxyConfig):
+    """A configuration as it was typed: tyro would put its own words around an error."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def checked(self) -> ProxyConfig:
+        """Raises as ProxyConfig does, with a word on where the options are listed."""
+        try:
+            return ProxyConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{error} (options: mxsim train --help)") from error
+
+
+@dataclass(frozen=True)
 class Train:
     """Train a student under a scheme; interrupted, the same command goes on where it stopped."""
 
-    config: tyro.conf.OmitArgPrefixes[ProxyConfig] = ProxyConfig()  # noqa: RUF009  (frozen)
+    config: tyro.conf.OmitArgPrefixes[Unchecked] = Unchecked()
     """The proxy problem."""
     scheme: str = "all_e4m3"
     """Preset name (see: mxsim scheme), with options as in paper_code:bwd=mxfp8_e5m2,acts=bf16."""
@@ -180,7 +196,11 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 for input that cannot be used."""
-    command = tyro.cli(Command, args=arguments, prog="mxsim")
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:
+        print(f"mxsim {__version__}")
+        return 0
+    command = tyro.cli(Command, args=words, prog="mxsim")
     console = Console()
     try:
         if isinstance(command, Train):
@@ -203,7 +223,10 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _formats(command, console)
     except FileNotFoundError as error:
-        what = f"no such file: {error.filename}" if error.filename else error
+        path = Path(str(error.filename))
+        what = f"no such file: {path}" if error.filename else error
+        if error.filename and not path.parent.is_dir():
+            what = f"no such folder: {path.parent}, for {path.name}"
         print(f"mxsim: {what}", file=sys.stderr)
         return 1
     except (ValueError, TypeError, ImportError, OSError, DamagedResult) as error:
@@ -213,7 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(command: Train, console: Console) -> int:
-    every = max(command.config.steps // 50, 1)
+    config = command.config.checked()
+    every = max(config.steps // 50, 1)
     if command.probe_every is not None:
         every = command.probe_every
         if every < 0:
@@ -222,7 +246,7 @@ def _train(command: Train, console: Console) -> int:
     if command.backend == "numba" and command.device != "cpu":
         raise ValueError(f"device must be cpu with backend 'numba'; got {command.device!r}")
     single = Single(
-        command.config,
+        config,
         command.scheme,
         chosen,
         every,
@@ -305,7 +329,8 @@ def _quantize(command: Quantize, console: Console) -> None:
     table.add_column(justify="right", no_wrap=True)
     for row in stats_card(q.stats).items():
         table.add_row(*row)
-    table.add_row("bits per element", f"{q.bits_per_element:.3f}")
+    if x.size:
+        table.add_row("bits per element", f"{q.bits_per_element:.3f}")
     console.print(table)
     command.out.mkdir(parents=True, exist_ok=True)
     parts = [name, command.format]  # and what is not the default, so that no run hides another

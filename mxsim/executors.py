@@ -47,7 +47,7 @@ class Execution:
     workers: int = os.cpu_count() or 1
     """Processes, one BLAS thread each (a Dask cluster given by address or file has its own)."""
     executor: Kind = "processes"
-    """processes of this machine; serial: in this process; dask: pip install mxsim[dask]."""
+    """processes of this machine; serial: in this process; dask: needs distributed."""
     address: str | None = None
     """Dask scheduler to use, as in tcp://host:8786."""
     cluster: Path | None = None
@@ -176,7 +176,7 @@ def dask_pool(
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise ImportError("executor 'dask' needs distributed: pip install mxsim[dask]") from error
+        raise ImportError("executor 'dask' needs it: pip install distributed") from error
     own: Any = None
     if cluster is not None:
         own = queue_cluster(read_cluster_file(cluster))
@@ -255,7 +255,9 @@ def queue_cluster(described: QueueCluster) -> Any:
     try:
         import dask_jobqueue
     except ImportError as error:
-        raise ImportError("a cluster file needs dask-jobqueue: pip install mxsim[dask]") from error
+        raise ImportError(
+            "a cluster file needs dask-jobqueue: pip install dask-jobqueue"
+        ) from error
     finally:  # its import takes Ctrl-C for itself (0.9: runner.py ends the process)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)

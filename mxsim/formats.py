@@ -9,8 +9,9 @@ Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 (elements, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
@@ -26,17 +27,29 @@ SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX = -127, 127  # E8M0 bytes 0..254
 SCALE_BIAS = 127
 SCALE_NAN = 255
 
+MANY = 14  # names that an error still lists before the value that was given
+
 
 def choose(argument: str, value: object, allowed: Mapping[str, object] | tuple[str, ...]) -> str:
-    """``value`` if it is one of ``allowed``; else an error that names all three.
+    """``value`` if it is one of ``allowed``; else an error that names all three, and what is near.
 
     Raises TypeError for a value that is not a string, ValueError for an unknown string.
     """
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, one of {', '.join(allowed)}; got {value!r}")
     if value not in allowed:
-        raise ValueError(f"{argument} must be one of {', '.join(allowed)}; got {value!r}")
+        raise ValueError(not_one_of(argument, value, allowed))
     return value
+
+
+def not_one_of(argument: str, value: str, allowed: Iterable[str]) -> str:
+    """What an error says of an unknown name; of many allowed ones the list comes last."""
+    names = list(allowed)
+    near = get_close_matches(value, names, n=2)
+    got = f"got {value!r}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
+    if len(names) > MANY:
+        return f"{argument} must be a known name; {got}; known are {', '.join(names)}"
+    return f"{argument} must be one of {', '.join(names)}; {got}"
 
 
 def _check_count(

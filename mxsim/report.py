@@ -37,7 +37,7 @@ def load_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """(arrays, skipped) of an .npz, .npy or .safetensors file, by name.
 
     arrays: all that ``quantize`` takes, floats and integers; skipped: why each other is not there.
-    safetensors needs the package of that name (``pip install mxsim[safetensors]``).
+    safetensors needs the package of that name and ml_dtypes.
     Raises ValueError for another suffix, a file that cannot be read or one that MXArray.save wrote.
     """
     if path.suffix == ".safetensors":
@@ -96,7 +96,7 @@ def _safetensors_members(path: Path) -> dict[str, Array | str]:
         from safetensors import deserialize
     except ImportError:
         raise ImportError(
-            "reading .safetensors needs two packages: pip install 'mxsim[safetensors]'"
+            "reading .safetensors needs two packages: pip install safetensors ml_dtypes"
         ) from None
     kinds: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "BOOL": bool, "C64": "complex64"}
     for letter, word in (("F", "float"), ("I", "int"), ("U", "uint")):
@@ -231,7 +231,7 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
         _error_by_magnitude(right, np.log2(magnitude), error)
     # not a logarithmic axis: its margins leave the range of float64 where |x| is near the end
     right.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    right.xaxis.set_major_formatter(lambda exponent, _: f"$2^{{{exponent:g}}}$")
+    right.xaxis.set_major_formatter(lambda exponent, _: _power(exponent))
     right.set_xlabel("|x|")
     right.set_ylabel("relative error")
     right.set_ylim(bottom=0)
@@ -243,14 +243,20 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
     return out
 
 
+def _power(exponent: float) -> str:
+    """A power of two, in decimals where its exponent is none."""
+    return f"$2^{{{exponent:g}}}$" if exponent == round(exponent) else f"{2.0**exponent:.3g}"
+
+
 def _error_by_magnitude(axis: Any, exponent: Array, error: Array) -> None:
     """Median and 10-90 % of the error in eighth-binade bins of log2 |x|."""
     bins = np.floor(8 * exponent).astype(int)
     order = np.argsort(bins, kind="stable")
     edges = np.flatnonzero(np.diff(bins[order])) + 1
     groups = [g for g in np.split(order, edges) if g.size >= 5]
-    if not groups:
-        axis.plot(exponent, error, ".", color="#D55E00", markersize=3)
+    if len(groups) < 3:  # a line through two bins shows nothing: the elements, a few thousand
+        some = slice(None, None, max(exponent.size // 4000, 1))
+        axis.plot(exponent[some], error[some], ".", color="#D55E00", markersize=3)
         return
     centre = np.array([(bins[g[0]] + 0.5) / 8 for g in groups])
     low, middle, high = np.array([np.quantile(error[g], (0.1, 0.5, 0.9)) for g in groups]).T

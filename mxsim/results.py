@@ -13,15 +13,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxsim.flatten import Flattener, Value
+from mxsim.formats import choose, not_one_of
 from mxsim.label import scheme_label
+from mxsim.outcome import Status
 from mxsim.presets import scheme_of
 from mxsim.store import DamagedResult, Store, whole_file
 
@@ -162,7 +165,7 @@ class Results:
             import pyarrow
             from pyarrow import parquet
         except ImportError:
-            raise ImportError("Parquet needs pyarrow: pip install mxsim[parquet]") from None
+            raise ImportError("Parquet needs pyarrow: pip install pyarrow") from None
         names = self._columns(columns)
         table = {name: _one_kind([row.get(name) for row in self.records]) for name in names}
         content = BytesIO()
@@ -173,7 +176,7 @@ class Results:
         """ValueError, listing the fields, if one of ``names`` is none."""
         for name in names:
             if name not in self.fields:
-                raise ValueError(f"{argument} must be of {', '.join(self.fields)}; got {name!r}")
+                raise ValueError(not_one_of(argument, name, self.fields))
 
     def _columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         if columns is None:
@@ -187,6 +190,10 @@ class Results:
             raise ValueError(f"a condition must be FIELD=VALUE, or with != < <= > >=; got {text!r}")
         field, sign, wanted = match.groups()
         self.check_fields("the field of a condition", [field])
+        if field == "status" and sign in ("=", "!=") and wanted != "None":
+            seen = {str(row["status"]): None for row in self.records if row.get("status")}
+            known = {**dict.fromkeys((*get_args(Status), "failed")), **seen}
+            choose("status in a condition", wanted, tuple(known))
         kinds = {type(row[field]) for row in self.records if row.get(field) is not None}
         order = _ORDERS.get(sign)
         if order is not None:
@@ -250,9 +257,12 @@ def _folder(study: Path, root: Path) -> Path:
         if folder.is_dir():
             return folder
     there = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    near = get_close_matches(study.name, there, n=2)
     raise FileNotFoundError(
-        f"no stored study {str(study)!r}: neither {study} nor {root / study} is a folder; "
-        f"{root} holds {', '.join(there) or 'none'}"
+        f"no stored study {str(study)!r}: neither {study} nor {root / study} is a folder"
+        + (f" (did you mean {' or '.join(near)}?)" if near else "")
+        + f"; {root} holds {', '.join(there) or 'none'}. A study stores its runs when it is run: "
+        "python -m studies.NAME, in a clone"
     )
 
 

@@ -44,7 +44,11 @@ def show_results(
         if len({tuple(map(row.get, columns)) for row in results.records}) < len(results.records):
             columns = list(varying)
         columns += [name for name in _OUTCOMES if name in results.fields]
-    wide = _print_runs(results, columns or ["id"], console)
+    wide = console if console.is_terminal else Console(width=100)
+    if results.records or not where:
+        wide = _print_runs(results, columns or ["id"], console)
+    else:
+        wide.print(f"no run meets {' and '.join(where)}", markup=False, soft_wrap=True)
     total = f"{len(results.records)} of {len(stored.records)}" if where else len(results.records)
     counts = Counter(str(row.get("status", "without status")) for row in results.records)
     by_status = ", ".join(f"{count} {status}" for status, count in counts.most_common())

@@ -75,7 +75,10 @@ def _torch(module: str) -> Any:
     try:
         return import_module(f"mxsim.backends.torch_{module}")
     except ModuleNotFoundError as error:
-        raise ImportError("backend 'torch' needs PyTorch: pip install torch") from error
+        raise ImportError(
+            "backend 'torch' needs PyTorch: pip install torch (in a clone, make crosscheck "
+            "does so in .venv-torch)"
+        ) from error
 
 
 def describe(single: Single, console: Console) -> None:

@@ -11,7 +11,7 @@ import pytest
 import mxsim
 from mxsim.cli import main
 from mxsim.formats import FORMATS
-from mxsim.report import is_gain, load_arrays
+from mxsim.report import draw_quantization, is_gain, load_arrays
 
 
 @pytest.fixture
@@ -363,7 +363,16 @@ def test_formats_prints_every_card_and_every_small_value(
         (["report", "model.gguf"], "must be .npz, .npy or .safetensors"),
         (["report", "complex.npy"], "holds no real arrays"),
         (["report", "ok.npy", "--format", "nvfp4"], "nvfp4 has its own scales"),
-        (["formats", "mxfp9"], "mxfp8_e4m3"),
+        (["formats", "mxfp8_e4m2"], "got 'mxfp8_e4m2' (did you mean mxfp8_e5m2 or mxfp8_e4m3?)"),
+        (
+            ["train", "--lr", "-1"],
+            "lr must be a finite number above 0; got -1.0 (options: mxsim tra",
+        ),
+        (
+            ["train", "--width", "0"],
+            "width must be at least 1; got 0 (options: mxsim train --help)",
+        ),
+        (["train", "--scheme", "all_e4m"], "got 'all_e4m' (did you mean all_e4m3"),
     ],
 )
 def test_refusals_are_one_sentence(
@@ -387,3 +396,23 @@ def test_refusals_are_one_sentence(
     assert error.startswith("mxsim: ")
     assert error.count("\n") == 1
     assert "pickle" not in error
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mxsim {mxsim.__version__}\n"
+
+
+@pytest.mark.parametrize(("spread", "points"), [(0.0, 640), (0.002, 640), (2.0, 0)])
+def test_elements_are_shown_one_by_one_where_they_lie_too_close_for_a_line(
+    spread: float, points: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains near 0.93 fall into a bin or two: a line through those showed nothing."""
+    shown: list[Any] = []
+    monkeypatch.setattr("matplotlib.pyplot.close", shown.append)
+    x = (0.93 * 2.0 ** (spread * np.linspace(-1, 1, 640))).astype(np.float32)
+    draw_quantization(x, mxsim.quantize(x, "mxfp8_e4m3"), tmp_path / "x.png")
+    (figure,) = shown
+    dots = [line for line in figure.axes[1].lines if line.get_marker() == "."]
+    assert sum(len(line.get_xdata()) for line in dots) == points
+    assert bool(figure.axes[1].collections) == (not points)

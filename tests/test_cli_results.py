@@ -141,11 +141,17 @@ def test_results_writes_what_it_shows(study: Path, capsys: pytest.CaptureFixture
     [
         (["absent"], "no stored study 'absent': neither absent nor results/absent is a folder"),
         (["empty"], "empty holds no stored runs"),
-        (["study", "--where", "rate>1"], "the field of a condition must be of id, status"),
+        (
+            ["study", "--where", "rate>1"],
+            "the field of a condition must be a known name; got 'rate'",
+        ),
         (["study", "--where", "lr"], "a condition must be FIELD=VALUE"),
-        (["study", "--columns", "rate"], "columns must be of id, status"),
-        (["study", "--sort", "rate"], "sort must be of id, status"),
-        (["study", "--csv", "absent/runs.csv"], "no such file: absent/runs.csv"),
+        (["study", "--where", "staus=ok"], "did you mean status or steps?"),
+        (["study", "--where", "status=divrged"], "got 'divrged' (did you mean diverged?)"),
+        (["stdy"], "(did you mean study?)"),
+        (["study", "--columns", "rate"], "columns must be a known name; got 'rate'"),
+        (["study", "--sort", "rate"], "sort must be a known name; got 'rate'"),
+        (["study", "--csv", "absent/runs.csv"], "no such folder: absent, for runs.csv"),
         (["study", "--csv", "empty"], "'empty'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def test_a_recipe_gets_its_phase_diagram_and_pairs(
     assert module.main(options) == 0
     text = capsys.readouterr().out
     assert "24 runs are stored" in text  # the second time nothing is run
+    fails = re.findall(
+        r"^(\w+): (\d+) of 8 runs fail, (\d+) of them not unstable", text, re.MULTILINE
+    )
+    assert [found[0] for found in fails] == list(module.ARMS)
+    assert all(int(slow) <= int(failed) for _, failed, slow in fails)
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*.npz")} == stored
     assert (folder / "diagram.png").read_bytes().startswith(b"\x89PNG")
     # At a rate of 5 every arm fails, so that the arms cannot differ by more than the other half.
@@ -111,6 +117,28 @@ def test_gains_on_the_cliff_are_flagged_and_others_are_not(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["absent.npz"], "No such file or directory: 'absent.npz'"),
+        (["README.md"], "must be .npz, .npy or .safetensors; got README.md"),
+        (["--format", "mxfp8"], "format must be one of mxfp8_e4m3"),
+    ],
+)
+def test_a_file_it_cannot_read_is_not_a_gain_on_the_cliff(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        example("check_gains").main(arguments)
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
 def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.npz"
     tops = {"ln_1.weight": 0.875, "ln_2.weight": 0.876, "ln_3.weight": 1.0}
@@ -120,3 +148,14 @@ def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     flagged = [line for line in capsys.readouterr().out.splitlines() if line.endswith("the cliff")]
     assert [line.split()[0] for line in flagged] == ["ln_2.weight"]  # above 7/8 and below 1 alone
     assert module.main([str(file), "--format", "mxint8"]) == 0  # its top is 127/64: 0.876 is safe
+
+
+@pytest.mark.parametrize("name", ["controller_in_torch", "check_quantizer"])
+def test_without_pytorch_an_example_says_where_it_is(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        SystemExit, match=f"needs PyTorch: .* .venv-torch/bin/python examples/{name}"
+    ):
+        example(name)

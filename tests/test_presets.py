@@ -105,7 +105,7 @@ def test_the_faults_of_the_script_are_fields_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        (lambda: mxsim.scheme("paper_cod"), ValueError, "paper_code.*got 'paper_cod'"),
+        (lambda: mxsim.scheme("paper_cod"), ValueError, "got 'paper_cod'.*mean paper_code"),
         (lambda: mxsim.scheme("paper_code", fwd="e4m3"), ValueError, "fwd.*got 'e4m3'"),
         (lambda: mxsim.scheme("paper_code", backward="no"), ValueError, "mx, exact; got 'no'"),
         (lambda: mxsim.scheme("paper_code", mode="x"), TypeError, "fwd, bwd.*got mode='x'"),

@@ -120,7 +120,7 @@ def test_two_runs_in_one_cell_are_refused_with_what_tells_them_apart(table: Resu
 @pytest.mark.parametrize(
     ("field", "dims", "words"),
     [
-        ("loss", ["lr"], r"field must be of id, .*; got 'loss'"),
+        ("loss", ["lr"], r"field must be one of id, .*; got 'loss' \(did you mean eval_loss"),
         ("eval_loss", ["rate"], r"dims must be of scheme, .*; got 'rate'"),
         ("eval_loss", ["status"], r"dims must be of .*; got 'status'"),
         ("eval_loss", ["lr", "lr"], "dims must differ; got lr, lr"),
@@ -132,6 +132,6 @@ def test_arrays_that_make_no_sense(table: Results, field: str, dims: list[str], 
 
 
 def test_an_array_of_no_runs(table: Results) -> None:
-    found = table.where("status=nothing").array("eval_loss", ["lr", "seed"])
+    found = table.where("status=failed").array("eval_loss", ["lr", "seed"])
     assert isinstance(found, LabelledArray)
     assert found.values.shape == (0, 0)
