@@ -18,7 +18,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mxsim import __version__
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
 from mxsim.crosscheck.main import OUT as CROSSCHECK_OUT
@@ -40,7 +39,7 @@ from mxsim.report import (
 from mxsim.results import load as load_results
 from mxsim.results_table import show_results
 from mxsim.single import Single, describe, perform
-from mxsim.store import DamagedResult
+from mxsim.store import DamagedResult, mxsim_version
 
 FormatName = Literal[
     "mxfp8_e4m3",
@@ -198,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 for input that cannot be used."""
     words = sys.argv[1:] if arguments is None else arguments
     if words == ["--version"]:
-        print(f"mxsim {__version__}")
+        print(f"mxsim {mxsim_version()}")
         return 0
     command = tyro.cli(Command, args=words, prog="mxsim")
     console = Console()
