@@ -1,4 +1,4 @@
-"""What README, ARCHITECTURE.md and docs/ tell a reader to type: shell commands, Python blocks."""
+"""What the pages (README, ARCHITECTURE.md, examples/, docs/) tell a reader to type or to run."""
 
 import re
 import shlex
@@ -25,7 +25,8 @@ BIN = re.compile(r"^\.venv[\w-]*/bin/")
 
 def pages() -> list[str]:
     """All pages that there are, as paths from the root."""
-    above = [name for name in ("README.md", "ARCHITECTURE.md") if (ROOT / name).exists()]
+    names = ("README.md", "ARCHITECTURE.md", "examples/README.md")
+    above = [name for name in names if (ROOT / name).exists()]
     below = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
     return above + [path.as_posix() for path in below if "_build" not in path.parts]
 

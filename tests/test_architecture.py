@@ -180,6 +180,13 @@ def test_studies_sit_on_mxsim_and_figures_on_studies() -> None:
                 assert other in allowed, f"{name} imports {each.module}"
 
 
+def test_examples_take_the_package_alone() -> None:
+    """What a reader copies runs where only mxsim is installed."""
+    for name in (name for name in IMPORTS if name.startswith("examples.")):
+        ours = {each.module.partition(".")[0] for each in IMPORTS[name]} & set(PACKAGES)
+        assert ours == {"mxsim"}, name
+
+
 @pytest.mark.parametrize("package", ["torch", "torchao", "gfloat"])
 def test_torch_and_witnesses_are_imported_by_backends_and_the_crosscheck_alone(
     package: str,

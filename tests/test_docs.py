@@ -6,6 +6,7 @@ What only a build can tell (anchors, images, docstrings that do not render) ``ma
 import re
 
 import mxsim
+from studies import ln_affine_isolation, noisy_quadratic
 from tests.docs_commands import ROOT, pages
 
 API = {path.stem: path.read_text() for path in (ROOT / "docs" / "api").glob("*.md")}
@@ -90,3 +91,30 @@ def test_files_that_pages_speak_of_are_there() -> None:
             (ROOT / page).read_text(),
         ):
             assert (ROOT / path).exists(), f"{page}: {path}"
+
+
+def test_examples_are_as_long_as_their_page_says() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    (said,) = re.findall(r"(\d+) to (\d+) lines", page)
+    lengths = [len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")]
+    assert int(said[0]) <= min(lengths) <= max(lengths) <= int(said[1])
+    site = (ROOT / "docs" / "examples.md").read_text()
+    shown = re.findall(r"^## (.+)\n\n```\{literalinclude\} \.\./examples/\1$", site, re.MULTILINE)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_results_lie_where_the_page_on_studies_says() -> None:
+    """By the line of each study that opens its store: with the tier, or without, or by a rule."""
+    page = (ROOT / "docs" / "studies.md").read_text()
+    table = page.partition("## Where results lie")[2].partition("\n## ")[0]
+    cells = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")][1:]
+    with_tier, but_default, never = (set(re.findall(r"`(\w+)`", cell)) for cell in cells)
+    forms = ('f"{STUDY}_{arguments.tier}"', "study_name(arguments.tier)", "STUDY")
+    found: dict[str, set[str]] = {form: set() for form in forms}
+    for path in (ROOT / "studies").glob("*.py"):
+        for form in re.findall(r"Store\(arguments\.results / (.+?)\)$", path.read_text(), re.M):
+            found[form].add(path.stem)
+    assert [with_tier, but_default, never] == [found[form] for form in forms]
+    for study in (ln_affine_isolation, noisy_quadratic):
+        assert study.study_name("laptop") == study.STUDY
+        assert study.study_name("smoke") == f"{study.STUDY}_smoke"

@@ -1,4 +1,4 @@
-"""Every command of README, ARCHITECTURE.md and docs/ is run: here, by another test, or by CI.
+"""Every command of the pages of ``tests.docs_commands`` is run: here, by another test, or by CI.
 
 A command that no rule covers fails; so does a rule that covers nothing.  Here commands run as they
 stand where that takes a second, and training for two steps; of what another test or CI runs the
@@ -55,6 +55,8 @@ MAINS = {
     "mxsim.theory.noise_floor": "test_theory_noise_floor.py",
     "mxsim.crosscheck": "test_crosscheck.py",
 }
+# Scripts of examples/ are run by one of these.
+EXAMPLES = ("test_examples.py", "backends/test_examples_torch.py")
 # Python blocks with names that are the reader's own, by a phrase of theirs: run by this test.
 READERS = {"controller.observe(": "backends/test_examples_torch.py"}
 
@@ -183,11 +185,11 @@ def check_python(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(words[2], {})
         return
     if words[1] != "-m":
-        if f"Save as `{words[1]}`" in (ROOT / COMMANDS[words]).read_text():
+        if any(f"Save as `{words[1]}`" in (ROOT / page).read_text() for page in pages()):
             return  # a Python block, and run as such
         script = ROOT / words[1]
         assert script.exists(), f"no file {words[1]}"
-        assert script.stem in text_of("test_examples.py")
+        assert any(f'"{script.stem}"' in text_of(test) for test in EXAMPLES)
         return
     module, arguments = words[2], words[3:]
     if module.startswith("studies."):
