@@ -19,10 +19,8 @@ from typing import Any
 try:
     import torch
 except ModuleNotFoundError:
-    raise SystemExit(
-        "this example needs PyTorch: pip install torch (in a clone, make crosscheck does so in "
-        ".venv-torch; then .venv-torch/bin/python examples/check_quantizer.py)"
-    ) from None
+    words = "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/check_quantizer.py"
+    raise SystemExit(words) from None
 
 from mxsim.crosscheck.backend import Backend, CanRun, Result, as_array, as_tensor
 from mxsim.crosscheck.case import Array, Config

@@ -21,10 +21,10 @@ from typing import Any
 try:
     import torch
 except ModuleNotFoundError:
-    raise SystemExit(
-        "this example needs PyTorch: pip install torch (in a clone, make crosscheck does so in "
-        ".venv-torch; then .venv-torch/bin/python examples/controller_in_torch.py)"
-    ) from None
+    words = (
+        "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/controller_in_torch.py"
+    )
+    raise SystemExit(words) from None
 
 from mxsim import scheme
 from mxsim.backends.torch_linear import linear

@@ -156,6 +156,6 @@ def test_without_pytorch_an_example_says_where_it_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        SystemExit, match=f"needs PyTorch: .* .venv-torch/bin/python examples/{name}"
+        SystemExit, match=f"needs PyTorch .*: .venv-torch/bin/python examples/{name}"
     ):
         example(name)
