@@ -19,8 +19,8 @@ from typing import Any
 try:
     import torch
 except ModuleNotFoundError:
-    words = "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/check_quantizer.py"
-    raise SystemExit(words) from None
+    say = "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/check_quantizer.py"
+    raise SystemExit(say) from None
 
 from mxsim.crosscheck.backend import Backend, CanRun, Result, as_array, as_tensor
 from mxsim.crosscheck.case import Array, Config

@@ -21,10 +21,10 @@ from typing import Any
 try:
     import torch
 except ModuleNotFoundError:
-    words = (
+    say = (
         "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/controller_in_torch.py"
     )
-    raise SystemExit(words) from None
+    raise SystemExit(say) from None
 
 from mxsim import scheme
 from mxsim.backends.torch_linear import linear
