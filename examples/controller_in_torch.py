@@ -21,9 +21,7 @@ from typing import Any
 try:
     import torch
 except ModuleNotFoundError:
-    say = (
-        "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/controller_in_torch.py"
-    )
+    say = "needs PyTorch (make crosscheck): .venv-torch/bin/python examples/controller_in_torch.py"
     raise SystemExit(say) from None
 
 from mxsim import scheme
