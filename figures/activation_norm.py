@@ -8,12 +8,13 @@ Reads the runs of the diagram activation_norm of studies/phase_diagrams.py; fail
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import matplotlib.pyplot as plt
 
-from figures.command import Source, draw_stored, launch, saved, source, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, tier_of
 from figures.loss_lines import Look, counts_in_words, draw_losses, handles
 from figures.style import BLACK, PAGE_WIDTH, STYLE, VERMILION, foot
 from mxsim.grid import Cell
@@ -61,7 +62,7 @@ def draw(results: Results, out: Path) -> Path:
         foot(
             figure,
             f"Width {base.width}, depth {base.depth}, batch {base.batch}, lr {base.lr:g}, Adam. "
-            f"{counts_in_words(it.grid.seeds)}",
+            f"{counts_in_words([it.grid.seeds])}",
             handles(LOOKS),
         )
         return saved(figure, out, runs_of(results))
@@ -75,13 +76,10 @@ def runs_of(results: Results) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw losses by activation and norm, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
     out: Path | None = None
     """The file to write; default beside the results, as activation_norm_losses.png."""
 
@@ -90,7 +88,7 @@ def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
     folder = arguments.results / f"{STUDY}_{arguments.tier}"
     out = arguments.out or folder / f"{NAME}_losses.png"
-    return draw_stored(STUDY, lambda: load(NAME, arguments.tier, arguments.results), {out: draw})
+    return draw_stored(f"{STUDY} --diagrams {NAME}", partial(load, NAME), arguments, {out: draw})
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Drawn:
 FIGURES: tuple[Drawn, ...] = (
     Drawn("format_codes", runs=False),
     Drawn("last_bin"),
-    Drawn("losses", beside=("losses_unit.png",)),
+    Drawn("losses", beside=("losses_unit.png", "losses_searched.png")),
     Drawn("activation_norm_losses", "activation_norm"),
     Drawn("bias_to_divergence", beside=("bias_to_divergence_searched.png",)),
     Drawn("interventions"),

@@ -192,7 +192,7 @@ def main(arguments: Arguments) -> int:
     out = arguments.out or folder / f"{STUDY}_{arguments.tier}.png"
     second = out.with_name(f"{out.stem}_mechanism{out.suffix}")
     pictures = {out: draw, second: draw_mechanism}
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures, folder)
+    return draw_stored(STUDY, load, arguments, pictures, folder)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,10 @@ from studies.claims import (
     READINGS,
     STUDY,
     TASKS,
-    Design,
-    Key,
     Reading,
     Results,
     Task,
     Tier,
-    conditions,
     failed_at,
     load,
 )
@@ -71,34 +68,40 @@ class Series:
     records: tuple[Record, ...]
 
 
-def settings(design: Design, task: Task) -> list[str]:
-    """Labels of the conditions of the problem that are run in a place."""
-    return [c.label for c in conditions(design) if c.label in design.problems and task in c.places]
-
-
 def series(results: Results, task: Task, reading: Reading) -> list[Series]:
     """MX runs in all settings of the problem; those that never learned are left out."""
-    found, design = [], results.design
-    for condition in settings(design, task):
-        for lr in design.rates_of(task):
-            for seed in design.seeds_of(task):
-                probed = results.records[Key(reading, task, condition, lr, seed, "mx")]
-                bad = failed_at(probed)
-                if bad is None and not probed.meta["learned"]:
-                    continue
-                steps = np.asarray(probed.arrays["probe_steps"])
-                values = {
-                    "zeta": (steps, np.asarray(probed.arrays["probe_zeta"], float)[:, 0, 0]),
-                    "cos": (steps, np.asarray(probed.arrays["probe_cos"], float)[:, 0, 0]),
-                }
-                records: tuple[Record, ...] = (probed,)
-                watched = results.watched.get((reading, task, lr, seed))
-                if condition == "base" and watched is not None:
-                    script = np.asarray(watched.arrays["zeta_script"], float)
-                    values["script"] = (np.arange(len(script)), script)
-                    records = (probed, watched)
-                found.append(Series(bad, values, records))
+    found = []
+    for condition in results.design.problems_of(task):
+        for (lr, seed), (mx, _) in results.pairs(reading, task, condition).items():
+            probed = results.records[mx]
+            bad = failed_at(probed)
+            if bad is None and not probed.meta["learned"]:
+                continue
+            steps = np.asarray(probed.arrays["probe_steps"])
+            values = {
+                "zeta": (steps, np.asarray(probed.arrays["probe_zeta"], float)[:, 0, 0]),
+                "cos": (steps, np.asarray(probed.arrays["probe_cos"], float)[:, 0, 0]),
+            }
+            records: tuple[Record, ...] = (probed,)
+            watched = results.watched.get((reading, task, lr, seed))
+            if condition == "base" and watched is not None:
+                script = np.asarray(watched.arrays["zeta_script"], float)
+                values["script"] = (np.arange(len(script)), script)
+                records = (probed, watched)
+            found.append(Series(bad, values, records))
     return found
+
+
+def where_in_words(results: Results, task: Task) -> str:
+    """Settings, rates, norm and seeds of a place."""
+    design = results.design
+    rates, settings = design.rates_of(task), design.problems_of(task)
+    seeds = {len(results.pairs("paper_text", task, each)) // len(rates) for each in settings}
+    return (
+        f"{len(settings)} settings at lr {', '.join(f'{lr:g}' for lr in rates)}, "
+        f"{design.base_of(task).norm} norm unless varied, "
+        f"{' or '.join(map(str, sorted(seeds)))} seeds"
+    )
 
 
 def binned(at: Array, values: Array, edges: Array) -> Array:
@@ -200,10 +203,7 @@ def draw(results: Results, out: Path, tasks: Sequence[Task] = TASKS) -> Path:
             if row != "cos":
                 axis.set_yscale("log")
         where = "; ".join(
-            f"{len(settings(design, task))} setting{'s' * (len(settings(design, task)) > 1)} at lr "
-            + ", ".join(f"{lr:g}" for lr in design.rates_of(task))
-            + f", {design.base_of(task).norm} norm unless varied, "
-            f"{len(design.seeds_of(task))} seeds"
+            where_in_words(results, task)
             for task in (tasks if len({design.rates_of(t) for t in tasks}) > 1 else tasks[:1])
         )
         lowest = (
@@ -242,7 +242,7 @@ def main(arguments: Arguments) -> int:
         out: draw,
         second: partial(draw, tasks=("searched",)),
     }
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), pictures)
+    return draw_stored(STUDY, load, arguments, pictures)
 
 
 if __name__ == "__main__":

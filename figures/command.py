@@ -119,19 +119,25 @@ def traced(columns: Mapping[Key, Column], folder: Path) -> list[Record]:
 
 def draw_stored(
     study: str,
-    load: Callable[[], Any],
+    load: Callable[[Any, Path], Any],
+    arguments: FromResults,
     pictures: Mapping[Path, Callable[..., Path]],
     folder: Path | None = None,
 ) -> int:
     """Draw each picture from what ``load`` reads; the exit status is 1 if a result is missing.
 
+    study: with what it must be told besides tier and results for the missing one to be run.
+    load: of (tier, folder of all results); raises FileNotFoundError if one is missing.
     pictures: out -> a function of (what was loaded, out), and of ``folder``, where the runs lie, if
     that is given: for sources of which the loaded results keep no records.
     """
     try:
-        results = load()
+        results = load(arguments.tier, arguments.results)
     except FileNotFoundError as error:
-        print(f"a result is missing ({error}); run python -m studies.{study}", file=sys.stderr)
+        command = f"python -m studies.{study} --tier {arguments.tier}"
+        if arguments.results != FromResults.results:
+            command += f" --results {arguments.results}"
+        print(f"{error}; run {command}", file=sys.stderr)
         return 1
     for path, draw in pictures.items():
         print(draw(results, path) if folder is None else draw(results, path, folder=folder))

@@ -183,7 +183,7 @@ def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
     folder = arguments.results / f"{STUDY}_{arguments.tier}"
     out = arguments.out or folder / f"{STUDY}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw}, folder)
+    return draw_stored(STUDY, load, arguments, {out: draw}, folder)
 
 
 if __name__ == "__main__":

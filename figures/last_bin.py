@@ -107,7 +107,7 @@ class Arguments(FromResults):
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing."""
     out = arguments.out or arguments.results / f"{STUDY}_{arguments.tier}" / f"{NAME}.png"
-    return draw_stored(STUDY, lambda: load(arguments.tier, arguments.results), {out: draw})
+    return draw_stored(STUDY, load, arguments, {out: draw})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from figures.command import Source, launch, saved, source, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, tier_of
 from figures.style import BLACK, BLUE, ORANGE, PAGE_WIDTH, STYLE, VERMILION, foot
 from studies.ln_affine_isolation import (
     ARMS,
@@ -116,27 +116,18 @@ def runs_of(results: Results) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the figure of the layer-norm-affine study from stored results."""
 
     tier: Tier = "laptop"
-    """Whose results to read."""
     out: Path | None = None
     """The file to write; default figure.png beside the results."""
-    results: Path = Path("results")
-    """Where results are stored."""
 
 
 def main(arguments: Arguments) -> int:
-    """Draw; the exit status is 1 if results are missing."""
+    """Draw; the exit status is 1 if a result is missing."""
     out = arguments.out or arguments.results / study_name(arguments.tier) / "figure.png"
-    try:
-        results = load(arguments.tier, arguments.results)
-    except FileNotFoundError as error:
-        print(f"{error}; run: python -m studies.ln_affine_isolation --tier {arguments.tier}")
-        return 1
-    print(draw(results, out))
-    return 0
+    return draw_stored(STUDY, load, arguments, {out: draw})
 
 
 if __name__ == "__main__":

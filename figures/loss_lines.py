@@ -72,7 +72,8 @@ def draw_losses(
             smoothed.append(middle)
         together = np.nan_to_num(np.stack(smoothed), nan=np.inf)
         middle = np.median(together, axis=0)
-        axis.plot(at, np.minimum(middle, ceiling), look.line, color=look.colour, linewidth=1.2)
+        style: Any = {"linestyle": look.line, "color": look.colour, "linewidth": 1.2}
+        axis.plot(at, np.minimum(middle, ceiling), zorder=3, **style)  # above all thin ones
     axis.set_yscale("log")
     axis.grid(axis="y")
     for i, (name, records) in enumerate(reversed(list(arms.items()))):
@@ -99,10 +100,14 @@ def interval_of_shares(n: int) -> str:
     return f"95 % Wilson interval of 0/{n}: 0 to {none.high:.2f}, of {n}/{n}: {every.low:.2f} to 1"
 
 
-def counts_in_words(n: int, failed: str = "not learned by the end or not finite") -> str:
-    """What lines and fractions are, with the interval of a share of ``n`` seeds."""
+def counts_in_words(
+    seeds: Sequence[int], failed: str = "not learned by the end or not finite"
+) -> str:
+    """What lines and fractions are, with intervals of shares; ``seeds``: each of some panels."""
+    intervals = "; ".join(interval_of_shares(n) for n in seeds)
     return (
-        f"Thin: each of {n} seeds; thick: median; cut off at {CEILING:g} times the first loss. "
-        f"Above each panel, in the colours of the arms: runs that failed ({failed}; "
-        f"{interval_of_shares(n)})."
+        f"Thin: each of {' or '.join(map(str, seeds))} seeds; thick: median; "
+        f"cut off at {CEILING:g} times the first loss. "
+        f"Above each panel, in the legend's order and colours: runs that failed ({failed}; "
+        f"{intervals})."
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from figures.command import Source, draw_stored, launch, saved, source, tier_of, traced
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, tier_of, traced
 from figures.loss_lines import interval_of_shares
 from figures.style import (
     BLACK,
@@ -357,17 +358,12 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw a phase diagram again, from stored results."""
 
     diagram: Name = "lr_depth"
     """Which."""
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
-    out: Path | None = None
-    """The file to write; default beside the results."""
     partial: bool = False
     """Draw what is there; the rest is hatched."""
 
@@ -377,8 +373,9 @@ def main(arguments: Arguments) -> int:
     folder = arguments.results / f"{STUDY}_{arguments.tier}"
     out = arguments.out or folder / f"{arguments.diagram}.png"
     return draw_stored(
-        STUDY,
-        lambda: load(arguments.diagram, arguments.tier, arguments.results, arguments.partial),
+        f"{STUDY} --diagrams {arguments.diagram}",
+        partial(load, arguments.diagram, partial=arguments.partial),
+        arguments,
         {out: draw},
         folder,
     )

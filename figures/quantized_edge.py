@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.command import Source, draw_stored, launch, saved, source, stored, tier_of
+from figures.command import FromResults, Source, draw_stored, launch, saved, source, stored, tier_of
 from figures.style import (
     BLACK,
     BLUE,
@@ -173,13 +173,10 @@ def runs_of(results: Results, folder: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(FromResults):
     """Draw the study's figures again, from stored results."""
 
     tier: Tier = "laptop"
-    """Which of the study's designs."""
-    results: Path = Path("results")
-    """Where results are stored."""
     out: Path | None = None
     """The scatter's file; default beside the results.  The other goes beside it: ..._arms."""
 
@@ -191,7 +188,8 @@ def main(arguments: Arguments) -> int:
     second = "arms.png" if arguments.out is None else f"{out.stem}_arms{out.suffix}"
     return draw_stored(
         STUDY,
-        lambda: load(arguments.tier, arguments.results),
+        load,
+        arguments,
         {out: draw, out.with_name(second): draw_arms},
         folder,
     )

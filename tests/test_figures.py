@@ -10,9 +10,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from figures import all as every
 from figures import bias_to_divergence, contact_sheet, format_codes, hybrids, last_bin, losses
+from figures.command import Source
 from figures.loss_lines import smooth
 from figures.style import PAGE_WIDTH, STYLE
 from mxsim import FORMATS
@@ -87,15 +89,15 @@ def test_a_figure_names_the_runs_it_shows_and_how_many_seeds(figure: Any, tmp_pa
 def test_the_place_where_mx_fails_has_a_picture_of_its_own(tmp_path: Path) -> None:
     results = made_up()
     content = sidecar(bias_to_divergence.draw(results, tmp_path / "one.png", tasks=("searched",)))
-    seeds = list(results.design.searched_seeds)
+    problems = results.design.problems_of("searched")
     expected = {
-        results.records[claims.Key(reading, "searched", "base", lr, seed, "mx")].id
-        for reading in claims.READINGS
-        for lr in results.design.rates_of("searched")
-        for seed in seeds
+        record.id
+        for key, record in results.records.items()
+        if key.task == "searched" and key.arm == "mx" and key.condition in problems
     }
     assert set(content["runs"]) == expected
-    assert f"1 setting at lr 0.02, rms norm unless varied, {len(seeds)} seeds" in content["caption"]
+    said = f"{len(problems)} settings at lr 0.02, rms norm unless varied, 1 or 2 seeds"
+    assert said in content["caption"]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +157,117 @@ def test_shares_are_per_cent_of_mx_and_exact_weights_over_blocks() -> None:
 
 
 def test_depths_and_widths_stand_in_order_with_the_base_among_them() -> None:
-    rows = losses.panels(claims.DESIGNS["laptop"])
+    rows = losses.panels(claims.DESIGNS["laptop"], "script")
     assert [condition for _, condition, _ in rows["depth"]] == ["depth 2", "base", "depth 8"]
     assert [condition for _, condition, _ in rows["width"]] == ["width 32", "base", "width 128"]
     rates = [lr for _, _, lr in rows["learning rate"]]
     assert rates == sorted(rates) == list(claims.DESIGNS["laptop"].rates)
+
+
+def test_the_place_of_one_rate_is_shown_at_half_of_it_too() -> None:
+    rows = losses.panels(claims.DESIGNS["laptop"], "searched")
+    assert rows["learning rate"] == [
+        ("lr 0.002", "half the rate", 0.004),
+        ("lr 0.004", "base", 0.004),
+    ]
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Source, str]]:
+    """What would have been saved of losses and hybrids: source and caption; rendering is slow."""
+    found: list[tuple[Source, str]] = []
+
+    def saved(figure: Figure, out: Path, source: Source) -> Path:
+        found.append((source, " ".join(figure.texts[0].get_text().split())))
+        plt.close(figure)
+        return out
+
+    for module in (losses, hybrids):
+        monkeypatch.setattr(module, "saved", saved)
+    return found
+
+
+def where_mx_fails(results: claims.Results, *shown: tuple[str, str, str]) -> set[str]:
+    """Ids of all runs of that place of some (reading, condition, arm)."""
+    return {
+        record.id
+        for key, record in results.records.items()
+        if key.task == "searched" and (key.reading, key.condition, key.arm) in shown
+    }
+
+
+def test_losses_where_mx_was_found_to_fail_are_of_all_its_seeds(
+    unsaved: list[tuple[Source, str]],
+) -> None:
+    results = made_up()
+    losses.draw(results, Path("one.png"), task="searched")
+    ((source, caption),) = unsaved
+    expected = where_mx_fails(
+        results,
+        *(
+            (reading, condition, arm)
+            for reading, arm in losses.ARMS.values()
+            for condition in ("base", "half the rate", "depth 1", "depth 3", "width 8", "width 32")
+        ),
+    )
+    assert {record.id for record in source.records} == expected
+    assert f"each of {results.design.problem_seeds} or 2 seeds" in caption
+    assert "lr 0.02, RMS norm" in caption
+
+
+def test_hybrids_are_also_shown_where_full_mx_fails(unsaved: list[tuple[Source, str]]) -> None:
+    """Full MX among them, and all to the same targets."""
+    results = made_up()
+    hybrids.draw(results, Path("one.png"))
+    ((source, caption),) = unsaved
+    text = ("base", "bf16 activations", "exact backward")
+    code = ("exact teacher", *(f"{each}, exact teacher" for each in text[1:]))
+    expected = where_mx_fails(
+        results,
+        *(("paper_text", each, "mx") for each in text),
+        *(("paper_code", each, "mx") for each in code),
+        ("paper_text", "base", "exact"),
+    )
+    assert len(expected) == 2 * (3 + 3 + 1)
+    everywhere = where_mx_fails(
+        results, *((k.reading, k.condition, k.arm) for k in results.records)
+    )
+    assert {record.id for record in source.records} & everywhere == expected
+    assert "RMS norm, lr 0.02, 24 steps, 2 seeds of their own" in caption
+
+
+def test_the_hybrids_failures_are_paired_by_seed() -> None:
+    results = made_up()
+    arms = hybrids.arms_of(results, "paper_text", "searched", 0.02)
+    none, other = arms["exact"]
+    # On the first seed full MX alone fails, on the second the hybrid alone.
+    arms |= {"mx": [arms["mx"][0], other], "bf16": [none, arms["bf16"][1]]}
+    assert hybrids.paired(arms, "mx") == {(True, False): 1, (False, False): 1}
+    assert hybrids.paired(arms, "bf16", "mx") == {(False, True): 1, (True, False): 1}
+    arms["exact"] = [arms["mx"][0], none]  # now exact fails on the first, too
+    assert hybrids.paired(arms, "mx") == {(True, True): 1, (False, False): 1}
+    assert hybrids.paired(arms, "bf16") == {(False, True): 1, (True, False): 1}
+    words = hybrids.against_full({"paper_text": arms})
+    assert "bf16 activations, paper's text: 1 and 1 (p = 1)" in words
+
+
+def test_held_out_ratios_are_of_the_pairs_of_which_neither_failed() -> None:
+    results = made_up()
+    arms = hybrids.arms_of(results, "paper_text", "searched", 0.02)
+    made = {"mx": (1.5, 1.5), "bf16": (3.0, 40.0), "forward": (1.0, 0.8)}
+    fine = arms["exact"][0]
+    for name, (one, two) in made.items():
+        arms[name] = [Record(fine.id, {}, {**fine.meta, "eval_loss": loss}) for loss in (one, two)]
+    bad = {"status": "nonfinite", "first_bad_step": 3}
+    arms["mx"][1] = Record(fine.id, {}, {**fine.meta, **bad})
+    arms["forward"] = [Record(fine.id, {}, {**fine.meta, **bad})] * 2
+    figure, axis = plt.subplots()
+    hybrids.survivors(axis, arms)
+    points = [line for line in axis.lines if line.get_marker() not in ("None", "")]
+    assert [float(np.asarray(p.get_ydata())[0]) for p in points] == [1.5, 3.0, hybrids.CEILING]
+    labels = [label.get_text().split("\n")[0] for label in axis.get_xticklabels()]
+    assert labels == ["n = 1", "n = 2", "n = 0"]
+    plt.close(figure)
 
 
 def test_smoothed_losses_are_medians_of_windows_and_unknown_where_none_is_finite() -> None:

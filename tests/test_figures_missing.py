@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 
 from figures import threshold_prediction
 from figures.all import FIGURES, Drawn
@@ -118,10 +119,32 @@ def test_a_figure_of_which_one_run_is_missing_is_not_drawn(
     stubs(tmp_path / folder, there)
     out = tmp_path / "out"
     assert each.draw("smoke", tmp_path, out) == 1
-    said = "".join(capsys.readouterr())
+    said = capsys.readouterr().err
     assert missing in said or re.search(r"\b1 of \d+ ", said)
-    assert "python -m studies." in said
+    assert said.endswith(f"; run {command_of(each)} --results {tmp_path}\n")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("each", WITH_RUNS, ids=lambda each: each.name)
+def test_the_command_that_is_told_runs_what_is_missing(each: Drawn) -> None:
+    """By the study's own parser; a diagram is told by name, without it another would be run."""
+    _, _, module, *told = command_of(each).split()
+    study = importlib.import_module(module)
+    asked = tyro.cli(study.Arguments, args=told, prog=module)
+    assert asked.tier == "smoke"
+    assert study is FIRST[each.script or each.name](each)[0]
+    if study is phase_diagrams:
+        (name,) = asked.diagrams
+        grid = phase_diagrams.diagram(name, asked.tier).grid
+        assert {point.id for point in grid.points().values()} == set(first_runs(each)[1])
+
+
+def command_of(each: Drawn) -> str:
+    """What runs the results of a figure, in the smoke tier."""
+    study = FIRST[each.script or each.name](each)[0]
+    name = each.given.get("diagram", "activation_norm")
+    diagram = f" --diagrams {name}" if study is phase_diagrams else ""
+    return f"python -m studies.{study.STUDY}{diagram} --tier smoke"
 
 
 def source_of(each: Drawn, folder: Path, records: dict[str, Record]) -> Any:

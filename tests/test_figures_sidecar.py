@@ -14,6 +14,7 @@ from rich.console import Console
 
 import mxsim
 from figures.command import (
+    FromResults,
     Source,
     computed,
     draw_stored,
@@ -163,6 +164,28 @@ def test_pictures_are_told_where_the_runs_lie(
     def draw(results: Any, out: Path, folder: Path | None = None) -> Path:
         return out / str(results) / str(folder)
 
-    assert draw_stored("claims", lambda: 1, {tmp_path: draw}) == 0
-    assert draw_stored("claims", lambda: 1, {tmp_path: draw}, Path("there")) == 0
-    assert capsys.readouterr().out.split() == [f"{tmp_path}/1/None", f"{tmp_path}/1/there"]
+    def load(tier: str, results: Path) -> str:
+        return f"{tier}_of_{results}"
+
+    asked = FromResults(tier="smoke")
+    assert draw_stored("claims", load, asked, {tmp_path: draw}) == 0
+    assert draw_stored("claims", load, asked, {tmp_path: draw}, Path("there")) == 0
+    expected = [f"{tmp_path}/smoke_of_results/{folder}" for folder in ("None", "there")]
+    assert capsys.readouterr().out.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "told"), [(Path("results"), ""), (Path("mine"), " --results mine")]
+)
+def test_what_is_missing_is_said_once_and_how_to_run_it(
+    root: Path, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(tier: str, results: Path) -> Any:
+        raise FileNotFoundError("2 of 3 results are missing in there")
+
+    asked = FromResults(tier="smoke", results=root)
+    assert draw_stored("claims", load, asked, {tmp_path / "one.png": load}) == 1
+    assert capsys.readouterr().err == (
+        f"2 of 3 results are missing in there; run python -m studies.claims --tier smoke{told}\n"
+    )
+    assert list(tmp_path.iterdir()) == []
