@@ -61,7 +61,7 @@ wheel: .venv/installed-test       ## build the wheel, install it elsewhere, use 
 exhaustive: .venv/installed-test  ## every float32 through every format and scale rule: 20 minutes on two cores
 	$(RUN) -m tests.exhaustive
 
-format: .venv/installed-test
+format: .venv/installed-test      ## ruff, in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -101,5 +101,5 @@ clean:                            ## compiled kernels and tool caches (after edi
 	find mxsim studies figures tests -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_build
 
-distclean: clean
+distclean: clean                  ## that, and the virtual environments
 	rm -rf .venv .venv-lower .venv-torch

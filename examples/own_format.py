@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -40,6 +41,13 @@ ARMS = {"exact": scheme("exact"), "e4m3": scheme("all_e4m3"), "mine": MINE}
 RATES, DEPTHS = (0.01, 0.02, 0.04, 0.08, 0.16), (1, 2, 4)
 MOST_RUNS = 16  # of a trace
 LEARNED = DivergenceRule(learned_fraction=0.1)  # held-out loss below a tenth of the trivial one
+
+
+def is_slow(meta: Mapping[str, Any]) -> bool:
+    """Whether a run diverged by no spike: it was back from each in time, but learned too slowly."""
+    lengths = [spike["length"] for spike in meta["spikes"]]  # None: open at the end
+    left = all(n is not None and n <= LEARNED.patience for n in lengths)
+    return meta["status"] == "diverged" and left
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,12 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
     share = {arm: np.zeros((options.seeds, len(DEPTHS), len(RATES))) for arm in ARMS}
-    slow = dict.fromkeys(ARMS, 0)  # no spike, no NaN or Inf, and yet not learned by the last step
+    slow = dict.fromkeys(ARMS, 0)
     for cell, record in load_cells(points, store).items():
         at = cell.seed, depth.labels.index(cell.labels[0]), lr.labels.index(cell.labels[1])
         share[cell.arm][at] = state_of(record) in FAILURES
-        if record is not None and record.meta["status"] == "diverged":
-            slow[cell.arm] += not record.meta["spikes"]
+        slow[cell.arm] += record is not None and is_slow(record.meta)
     for arm in ARMS:
         print(
             f"{arm}: {share[arm].sum():.0f} of {share[arm].size} runs fail, {slow[arm]} of them "

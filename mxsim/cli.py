@@ -20,9 +20,10 @@ from rich.table import Table
 
 from mxsim.card import LEGEND, differences, precision_card, remarks
 from mxsim.config import ProxyConfig
+from mxsim.crosscheck.case import FORMATS as CROSSCHECK_FORMATS
 from mxsim.crosscheck.main import OUT as CROSSCHECK_OUT
 from mxsim.crosscheck.main import crosscheck
-from mxsim.formats import FORMATS, FloatFormat, choose
+from mxsim.formats import FORMATS, ROUNDINGS, SCALE_RULES, FloatFormat, choose
 from mxsim.philox import Noise
 from mxsim.presets import PRESETS, scheme_of
 from mxsim.quantize import quantize
@@ -41,17 +42,10 @@ from mxsim.results_table import show_results
 from mxsim.single import Single, describe, perform
 from mxsim.store import DamagedResult, mxsim_version
 
-FormatName = Literal[
-    "mxfp8_e4m3",
-    "mxfp8_e5m2",
-    "mxfp6_e3m2",
-    "mxfp6_e2m3",
-    "mxfp4_e2m1",
-    "mxint8",
-    "mxint8_asymmetric",
-    "nvfp4",
-]
-Rule = Literal["floor", "rceil", "ceil", "even"]
+# Names that help lists and ``choose`` checks: its refusal says what is near, tyro's does not.
+FormatName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(FORMATS)}}}")]
+Rule = Annotated[str | None, tyro.conf.arg(metavar=f"{{{','.join(SCALE_RULES)}}}")]
+Rounding = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(ROUNDINGS)}}}")]
 # Several words after one option, and the option several times: nothing given is dropped.
 Repeated = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
 
@@ -66,9 +60,9 @@ class Quantize:
     """Block format (see: mxsim formats)."""
     axis: int = -1
     """The axis that blocks run along."""
-    rule: Rule | None = None
+    rule: Rule = None
     """Scale rule; default floor (NVFP4 has its own)."""
-    rounding: Literal["even", "away", "zero", "stochastic"] = "even"
+    rounding: Rounding = "even"
     """Rounding of elements."""
     block_size: int | None = None
     """Elements a block; default the format's."""
@@ -180,6 +174,8 @@ class Crosscheck:
     """cuda: PyTorch and torchao on the GPU, too."""
     out: Path = CROSSCHECK_OUT
     """The folder that report.md and report.json go to."""
+    formats: tuple[str, ...] = ()
+    """These formats only; default all."""
 
 
 Command = (
@@ -205,7 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(command, Train):
             return _train(command, console)
         if isinstance(command, Crosscheck):
-            return crosscheck(command.device, command.out, console=console)
+            formats = command.formats or CROSSCHECK_FORMATS
+            return crosscheck(command.device, command.out, formats, console)
         if isinstance(command, Scheme):
             _scheme(command, console)
         elif isinstance(command, Quantize):
@@ -299,6 +296,9 @@ def _scheme(command: Scheme, console: Console) -> None:
 
 
 def _quantize(command: Quantize, console: Console) -> None:
+    choose("format", command.format, FORMATS)
+    choose("rule", command.rule or "floor", SCALE_RULES)
+    choose("rounding", command.rounding, ROUNDINGS)
     if command.file.suffix != ".npy":
         raise ValueError(f"file must be a .npy array; got {command.file}")
     there = next(p for p in (command.out, *command.out.parents) if p.exists())
@@ -350,7 +350,7 @@ def _quantize(command: Quantize, console: Console) -> None:
 
 
 def _report(command: Report, console: Console) -> None:
-    if FORMATS[command.format].scale != "e8m0":
+    if FORMATS[choose("format", command.format, FORMATS)].scale != "e8m0":
         mx = ", ".join(name for name, form in FORMATS.items() if form.scale == "e8m0")
         raise ValueError(
             f"format must be one of {mx}, whose scale rules are compared; {command.format} has its "

@@ -7,7 +7,9 @@ result (store.py), so a field added later must default to what was done before i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,19 @@ DATA_KINDS = ("fresh", "fixed")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine", "step")
 DTYPES = ("float32", "float64")
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "activation": ACTIVATIONS,
+        "norm": NORMS,
+        "init": INITS,
+        "data": DATA_KINDS,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "dtype": DTYPES,
+    }
+)
+"""The names that a field of ProxyConfig may have, by field."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +112,7 @@ class ProxyConfig:
         for name in ("teacher_width", "teacher_depth", "dataset_size", "decay_every"):
             if getattr(self, name) is not None:
                 self._set(name, _integer(name, getattr(self, name), 1))
-        for name, allowed in (
-            ("activation", ACTIVATIONS),
-            ("norm", NORMS),
-            ("init", INITS),
-            ("data", DATA_KINDS),
-            ("optimizer", OPTIMIZERS),
-            ("schedule", SCHEDULES),
-            ("dtype", DTYPES),
-        ):
+        for name, allowed in CHOICES.items():
             choose(name, getattr(self, name), allowed)
         if self.teacher_activation is not None:
             choose("teacher_activation", self.teacher_activation, ACTIVATIONS)

@@ -176,7 +176,7 @@ def dask_pool(
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise ImportError("executor 'dask' needs it: pip install distributed") from error
+        raise ImportError("executor 'dask' needs distributed: pip install distributed") from error
     own: Any = None
     if cluster is not None:
         own = queue_cluster(read_cluster_file(cluster))

@@ -245,7 +245,7 @@ def draw_quantization(x: Array, q: MXArray, out: Path) -> Path:
 
 def _power(exponent: float) -> str:
     """A power of two, in decimals where its exponent is none."""
-    return f"$2^{{{exponent:g}}}$" if exponent == round(exponent) else f"{2.0**exponent:.3g}"
+    return f"$2^{{{exponent:g}}}$" if exponent == round(exponent) else f"{2.0**exponent:.4g}"
 
 
 def _error_by_magnitude(axis: Any, exponent: Array, error: Array) -> None:

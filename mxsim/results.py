@@ -21,11 +21,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mxsim.config import CHOICES
 from mxsim.flatten import Flattener, Value
 from mxsim.formats import choose, not_one_of
 from mxsim.label import scheme_label
 from mxsim.outcome import Status
-from mxsim.presets import scheme_of
+from mxsim.presets import PRESETS, scheme_of
 from mxsim.store import DamagedResult, Store, whole_file
 
 Row = Mapping[str, Value]
@@ -35,6 +36,11 @@ _ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+}
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    **CHOICES,
+    "status": (*get_args(Status), "failed"),
+    "scheme": tuple(PRESETS),
 }
 _CONDITION = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==?|<|>)\s*(\S.*?)\s*", re.DOTALL)
 
@@ -93,8 +99,8 @@ class Results:
         A condition is FIELD=VALUE or with != < <= > >=.  Numbers compare as numbers, the rest as
         text; ``None`` stands for a value that is absent, which meets no order; ``scheme`` also
         takes a preset's other names and options (``scheme=paper_code:bwd=mxfp8_e5m2``).
-        Raises ValueError for a malformed condition, an unknown field (naming the known ones), and a
-        value or an order that does not fit the field.
+        Raises ValueError for a malformed condition, an unknown field (naming the known ones), a
+        value or an order that does not fit the field, and a name that it cannot have.
         """
         kept = self.records
         for text in [conditions] if isinstance(conditions, str) else conditions:
@@ -190,10 +196,8 @@ class Results:
             raise ValueError(f"a condition must be FIELD=VALUE, or with != < <= > >=; got {text!r}")
         field, sign, wanted = match.groups()
         self.check_fields("the field of a condition", [field])
-        if field == "status" and sign in ("=", "!=") and wanted != "None":
-            seen = {str(row["status"]): None for row in self.records if row.get("status")}
-            known = {**dict.fromkeys((*get_args(Status), "failed")), **seen}
-            choose("status in a condition", wanted, tuple(known))
+        if sign not in _ORDERS and wanted != "None":
+            self._check_name(field, wanted)
         kinds = {type(row[field]) for row in self.records if row.get(field) is not None}
         order = _ORDERS.get(sign)
         if order is not None:
@@ -203,6 +207,14 @@ class Results:
             return lambda row: row.get(field) is not None and order(row[field], limit)
         same = _equal_to(field, wanted, kinds)
         return lambda row: same(row.get(field)) == (sign != "!=")
+
+    def _check_name(self, field: str, wanted: str) -> None:
+        """ValueError for a name that no run of any study has, and what is near it."""
+        known = _NAMES.get(field)
+        if known is None or (field == "scheme" and not wanted.isidentifier()):
+            return  # a scheme's label is of more than one word unless it is a preset
+        seen = (str(row[field]) for row in self.records if row.get(field) is not None)
+        choose(f"{field} in a condition", wanted, dict.fromkeys((*known, *seen)))
 
     def _refuse(self, dims: Sequence[str], shared: Sequence[Sequence[Row]]) -> None:
         others = [name for name in self.settings if name not in dims]
@@ -262,8 +274,20 @@ def _folder(study: Path, root: Path) -> Path:
         f"no stored study {str(study)!r}: neither {study} nor {root / study} is a folder"
         + (f" (did you mean {' or '.join(near)}?)" if near else "")
         + f"; {root} holds {', '.join(there) or 'none'}. A study stores its runs when it is run: "
-        "python -m studies.NAME, in a clone"
+        + _command(study.name)
     )
+
+
+def _command(name: str) -> str:
+    """What stores runs in a folder of that name, which is a study's and perhaps a tier's."""
+    scripts = Path(__file__).resolve().parents[1] / "studies"  # nothing is there but in a clone
+    words = name.split("_")
+    for n in range(len(words), 0, -1):
+        study, tier = "_".join(words[:n]), "_".join(words[n:])
+        script = scripts / f"{study}.py"
+        if script.is_file() and "__main__" in script.read_text():
+            return f"python -m studies.{study}" + (f" --tier {tier}" if tier else "")
+    return "python -m studies.NAME, in a clone"
 
 
 def _number(text: str) -> int | float | None:

@@ -363,6 +363,13 @@ def test_formats_prints_every_card_and_every_small_value(
         (["report", "model.gguf"], "must be .npz, .npy or .safetensors"),
         (["report", "complex.npy"], "holds no real arrays"),
         (["report", "ok.npy", "--format", "nvfp4"], "nvfp4 has its own scales"),
+        (
+            ["quantize", "ok.npy", "--rule", "flor"],
+            "one of floor, rceil, ceil, even; got 'flor' (did",
+        ),
+        (["quantize", "ok.npy", "--rounding", "up"], "even, away, zero, stochastic; got 'up'"),
+        (["quantize", "ok.npy", "--format", "mxfp8"], "format must be one of mxfp8_e4m3, "),
+        (["report", "ok.npy", "--format", "mxfp8"], "format must be one of mxfp8_e4m3, "),
         (["formats", "mxfp8_e4m2"], "got 'mxfp8_e4m2' (did you mean mxfp8_e5m2 or mxfp8_e4m3?)"),
         (
             ["train", "--lr", "-1"],

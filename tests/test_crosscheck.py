@@ -256,6 +256,26 @@ def test_the_command_writes_a_report_and_its_status_says_whether_all_is_explaine
     assert ran(doubled_under_byte_0(quick)) == 1
 
 
+def test_the_command_takes_some_formats_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = names("957", "byte 0")
+    monkeypatch.setattr("mxsim.crosscheck.main.corpus", lambda: tuple(cases))
+    renamed = dataclasses.replace(numba_backend(), name="ml_dtypes")  # much is known of that one
+    absent = {"torch cpu": "No module named 'torch'"}
+    monkeypatch.setattr("mxsim.crosscheck.main.all_backends", lambda d: ([renamed], absent))
+    for command in (main, lambda words: cli.main(["crosscheck", *words])):
+        out = ["--out", str(tmp_path / "report"), "--formats"]
+        assert command([*out, "mxint8", "mxfp4_e2m1"]) == 0
+        data = json.loads((tmp_path / "report" / "report.json").read_text())
+        assert {row["format"] for row in data["matrix"]} == {"mxint8", "mxfp4_e2m1"}
+        assert data["made"]["formats"] == "mxint8 mxfp4_e2m1"
+        assert data["stale"] == []  # what is known may be of the other formats
+        capsys.readouterr()
+        assert command([*out, "mxint9"]) == 1
+        assert "got 'mxint9' (did you mean mxint8?)" in capsys.readouterr().err
+
+
 def test_a_gpu_that_is_not_there_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,20 @@ def test_the_recipe_is_what_its_comment_says() -> None:
     assert module.MINE.ln_gamma.format == "exact"
 
 
+def test_slow_is_diverged_by_no_spike() -> None:
+    is_slow = example("own_format").is_slow
+    spikes: dict[str, list[dict[str, int | None]]] = {
+        "none": [],
+        "left": [{"length": 3}, {"length": 200}],
+        "long": [{"length": 3}, {"length": 201}],
+        "open": [{"length": 3}, {"length": None}],
+    }
+    slow = {name: is_slow({"status": "diverged", "spikes": each}) for name, each in spikes.items()}
+    assert slow == {"none": True, "left": True, "long": False, "open": False}
+    for status in ("ok", "nonfinite"):
+        assert not is_slow({"status": status, "spikes": []})
+
+
 # ------------------------------------------------------------------------------ check_gains.py
 
 

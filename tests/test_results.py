@@ -201,6 +201,13 @@ def test_a_study_is_a_folder_or_a_name(
         FileNotFoundError, match=r"no stored study .*; absent holds none\. .*studies\.NAME"
     ):
         results.load("study", "absent")
+    for name, command in (
+        ("gamma_cliff", "gamma_cliff"),
+        ("interventions_laptop_code", "interventions --tier laptop_code"),
+        ("command", "NAME, in a clone"),  # no study
+    ):
+        with pytest.raises(FileNotFoundError, match=rf"python -m studies\.{command}$"):
+            results.load(name, root)
     file = next(folder.glob("*.npz"))
     with pytest.raises(FileNotFoundError, match=r"no stored study .*\.npz"):
         results.load(file, root)
@@ -305,6 +312,10 @@ def test_a_choice_has_its_own_varying_settings(table: Results) -> None:
         ("status>3", "> compares numbers only; got 'status>3'"),
         ("learned>0", "> compares numbers only"),
         ("learned=1", "learned is True or False; got '1'"),
+        ("status=divrged", r"status .* one of ok, .*; got 'divrged' \(did you mean diverged\?\)"),
+        ("status!=divrged", "did you mean diverged"),
+        ("optimizer==adm", r"one of adam, adamw, sgd; got 'adm' \(did you mean adam"),
+        ("scheme=all_e4m", r"scheme in a condition .*; got 'all_e4m' \(did you mean all_e4m3"),
     ],
 )
 def test_conditions_that_make_no_sense(table: Results, condition: str, words: str) -> None:

@@ -174,11 +174,11 @@ def test_a_run_that_fails_at_once_ends_with_its_status(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "--scheme", "all_e9"], "scheme must be one of exact"),
+        (["train", "--scheme", "all_e9"], "got 'all_e9' (did you mean "),
         (["train", "--scheme", "paper_code:fwd"], "option=value"),
         (["train", "--probe-every", "-1"], "probe_every must be at least 0; got -1"),
         (["scheme", "exact", "bf16", "mx_mix"], "names must be one or two"),
-        (["scheme", "nothing"], "scheme must be one of"),
+        (["scheme", "nothing"], "scheme must be a known name; got 'nothing'; known are exact"),
     ],
 )
 def test_refusals(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

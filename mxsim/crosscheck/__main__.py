@@ -1,4 +1,4 @@
-"""``python -m mxsim.crosscheck [--device cuda] [--out DIR]``."""
+"""``python -m mxsim.crosscheck [--device cuda] [--out DIR] [--formats NAME ...]``."""
 
 import sys
 

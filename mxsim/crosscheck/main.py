@@ -17,6 +17,7 @@ from mxsim.crosscheck.case import FORMATS
 from mxsim.crosscheck.corpus import corpus
 from mxsim.crosscheck.matrix import check
 from mxsim.crosscheck.report import as_json, markdown, print_matrix, verdict
+from mxsim.formats import choose
 from mxsim.presets import scheme
 from mxsim.store import provenance, whole_file
 
@@ -47,17 +48,24 @@ def crosscheck(
     """Hold every backend to the corpus; 0 if every difference is explained, else 1.
 
     device: "cuda" adds PyTorch and torchao on the GPU.  out: the folder that report.md and
-    report.json go to.  Raises ValueError for an unknown device or one that is not there.
+    report.json go to.  formats: those that are compared.  Raises ValueError for an unknown device
+    or format, or a device that is not there.
     """
+    for name in formats:
+        choose("formats", name, FORMATS)
     began = time.perf_counter()
     console = console or Console()
     wide = console if console.is_terminal and console.width >= WIDTH else Console(width=WIDTH)
     made = {**provenance(), **_device(device)}
+    if part := not set(FORMATS) <= set(formats):
+        made["formats"] = " ".join(formats)
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder shows before the work
     cases = corpus()
     backends, missing = all_backends(device)
     with _one_torch_thread("torch cpu" not in missing):
         matrix = check(cases, backends, missing, formats)
+    if part:  # what is known of a format that was left out is not stale
+        matrix.stale.clear()
     print_matrix(matrix, wide)
     trajectories, sound = ["PyTorch is not there"], True
     if f"torch {device}" not in missing:
@@ -141,9 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mxsim.crosscheck", description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=OUT, help="folder of report.md, report.json")
+    parser.add_argument(
+        "--formats", nargs="+", default=FORMATS, metavar="NAME", help="these only; default all"
+    )
     options = parser.parse_args(arguments)
     try:
-        return crosscheck(options.device, options.out)
+        return crosscheck(options.device, options.out, tuple(options.formats))
     except (ValueError, OSError) as error:
         print(f"mxsim.crosscheck: {error}", file=sys.stderr)
         return 1
