@@ -8,6 +8,7 @@ claims_remedies.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,7 +38,7 @@ from studies.claims_remedies import (
     rate_or_precision,
 )
 from studies.claims_signs import gradient_bias, last_bin
-from studies.claims_verdicts import Finding, Kind, Verdict, corrected, finding, room_of
+from studies.claims_verdicts import ENOUGH, Finding, Kind, Verdict, corrected, finding, room_of
 
 Outcome = Callable[[Key], bool]
 
@@ -98,7 +99,8 @@ def beyond_exact(
 ) -> Iterator[Finding]:
     """MX of condition ``one`` against that of ``other``, beyond the exact pairs' failures.
 
-    Without room if MX runs hardly ever fail, or hardly ever do not.
+    Without room if MX runs hardly ever fail, or hardly ever do not; nor is there any, whatever p,
+    where the exact runs of a condition hardly ever survive: MX could not add to their failures.
     """
     for reading, task in contexts:
         sides = [excess(results, reading, task, condition) for condition in (one, other)]
@@ -107,16 +109,15 @@ def beyond_exact(
         mx, exact = (
             [[results.failed(side[at][arm]) for at in common] for side in pairs] for arm in (0, 1)
         )
-        yield finding(
-            "precision-induced",
-            reading,
-            task,
-            words,
-            _difference(*sides),
+        told = (
             f"{sum(mx[0])} and {sum(mx[1])} MX runs fail, {sum(exact[0])} and {sum(exact[1])} "
-            "exact ones",
-            room_of(*mx),
+            "exact ones"
         )
+        values = _difference(*sides)
+        found = finding("precision-induced", reading, task, words, values, told, room_of(*mx))
+        if any(len(side) - sum(side) < ENOUGH for side in exact):
+            found = replace(found, able=False, word="no room", room=0)
+        yield found
 
 
 def fails_first(

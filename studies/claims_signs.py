@@ -36,6 +36,7 @@ from studies.claims_verdicts import (
 Floats = NDArray[np.float64]
 SCRIPT_METRIC = "the script's zeta"
 LAST, EARLIER = 3, 5  # probes just before the failure, and those before them
+COMPANY = 3  # runs that do not fail, without which none that does is compared
 
 
 def series_of(record: Record, name: str) -> Floats:
@@ -62,7 +63,8 @@ def before_failure(
 ) -> dict[Kind, list[float]]:
     """By kind of failure: each failing run's change minus the median of runs that do not fail.
 
-    Those are of the same condition at the same steps, else (where all fail) of any.
+    Those are of the same condition at the same steps, COMPANY of them at least; where fewer do not
+    fail a run is not told: another condition's runs differ by more than their fate.
     """
     keys = own_scheme(results, reading, task, "mx")
     series = {key: series_of(results.records[key], name) for key in keys}
@@ -70,7 +72,6 @@ def before_failure(
     for key in keys:
         if not results.failed(key):
             calm[key.condition].append(series[key])
-            calm[""].append(series[key])
     found: dict[Kind, list[float]] = {"precision-induced": [], "optimizer-driven": []}
     for key in keys:
         bad = failed_at(results.records[key])
@@ -78,8 +79,8 @@ def before_failure(
             continue
         probes = -(-bad // results.design.probe_every)  # those before the step
         own = change(series[key], probes)
-        others = [change(each, probes) for each in calm[key.condition] or calm[""]]
-        if np.isfinite(own) and np.isfinite(others).any():
+        others = [change(each, probes) for each in calm[key.condition]]
+        if np.isfinite(own) and np.isfinite(others).sum() >= COMPANY:
             shared = results.failed(Key(*key_of(key), arm="exact"))
             kind: Kind = "optimizer-driven" if shared else "precision-induced"
             found[kind].append(own - float(np.nanmedian(others)))
@@ -106,29 +107,22 @@ def matched_peaks(
 ) -> list[tuple[float, float]]:
     """(highest zeta before the failure, that of a calm run over the same steps), a failing run.
 
-    series: of each run its setting (first what matters most), the step at which it failed or None,
-    and zeta at every ``every``-th step.  The calm run is the next one of the same setting, else of
-    the setting that shares most with it, each taken once: chosen without a look at its zeta.
+    series: of each run its setting, the step at which it failed or None, and zeta at every
+    ``every``-th step.  The calm run is the next one of the same setting, each taken once: chosen
+    without a look at its zeta.  Without one a failing run is not told: zeta differs between
+    settings, of which some fail more than others.
     """
-    calm = [(where, i, zeta) for i, (where, bad, zeta) in enumerate(series) if bad is None]
+    calm = {i: zeta for i, (_, bad, zeta) in enumerate(series) if bad is None}
     found = []
     for i, (where, bad, zeta) in enumerate(series):
-        if bad is None or not calm:
+        alike = [j for j in calm if series[j][0] == where]
+        if bad is None or not alike:
             continue
         stop = -(-bad // every)
-        shared = [_alike(where, other) for other, _, _ in calm]
-        nearest = [c for c, s in zip(calm, shared, strict=True) if s == max(shared)]
-        partner = min(nearest, key=lambda each: (each[1] - i) % len(series))
-        calm = [each for each in calm if each[1] != partner[1]]
-        other = partner[2]
+        other = calm.pop(min(alike, key=lambda j: (j - i) % len(series)))
         if np.isfinite(zeta[:stop]).any() and np.isfinite(other[:stop]).any():
             found.append((float(np.nanmax(zeta[:stop])), float(np.nanmax(other[:stop]))))
     return found
-
-
-def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
-    """How many of their first entries two settings share."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def probed(
@@ -193,7 +187,7 @@ def gradient_bias(results: Results) -> Verdict:
             told = sum(map(len, changes.values()))
             for kind, values in changes.items():
                 detail = f"median {np.median(values):+.2g}; " if values else ""
-                detail += f"{told} of {sum(failing)} failing runs have enough probes"
+                detail += f"{told} of {sum(failing)} failing runs are told"
                 signs = [float(np.sign(sign * v)) for v in values]
                 found.append(finding(kind, reading, task, words, signs, detail))
         peaks = matched_peaks(probed(results, reading, task), results.design.probe_every)
@@ -210,11 +204,12 @@ def gradient_bias(results: Results) -> Verdict:
         "exact gradient falls; by a crude bound an operator norm of Z of about 2 breaks training.",
         "MX runs of all settings, probed at the same point. Grows, falls: the change from the five "
         "probes before to the last three before the first bad step (log of zeta; cos), against the "
-        "median change of runs that do not fail, at the same steps: failing runs in which it is "
-        "larger minus those in which it is smaller, sign test. Runs that fail before their eighth "
-        "probe are not told. Above 2: each failing run against one that does not fail, of the same "
-        "setting and rate where there is one, both up to the step of the failure; does the failing "
-        "one alone exceed 2? By the probes and, in the watched pairs, by the script's own measure: "
+        "median change of three or more runs of the same setting that do not fail, at the same "
+        "steps: failing runs in which it is larger minus those in which it is smaller, sign test. "
+        "Runs that fail before their eighth probe, or without such company, are not told. Above 2: "
+        "each failing run against one of the same setting and rate that does not fail, each taken "
+        "once, both up to the step of the failure; does the failing one alone exceed 2? By the "
+        "probes and, in the watched pairs, by the script's own measure: "
         "the squared ratio between the gradients of two trajectories.",
         corrected(found),
     )
