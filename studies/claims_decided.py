@@ -36,6 +36,7 @@ from studies.claims_remedies import (
     hybrids,
     loss_ratios,
     rate_or_precision,
+    who_is_first,
 )
 from studies.claims_signs import gradient_bias, last_bin
 from studies.claims_verdicts import ENOUGH, Finding, Kind, Verdict, corrected, finding, room_of
@@ -69,25 +70,18 @@ def compared(
 ) -> Iterator[Finding]:
     """Problem ``one`` against ``other``: MX in each reading and place, exact runs in each place.
 
-    In those places that have both.
+    In those places that have both.  Of exact runs, as of two precisions, the first to fail counts.
     """
     places = [task for task in within if {one, other} <= set(results.design.problems_of(task))]
     yield from beyond_exact(
         results, words, one, other, [at for at in ALL_CONTEXTS if at[1] in places]
     )
     for task in places:
-        own = [exact_failures(results, task, condition) for condition in (one, other)]
-        common = set(own[0]) & set(own[1])
-        fails = [[bool(side[at]) for at in common] for side in own]
-        yield finding(
-            "optimizer-driven",
-            "",
-            task,
-            words,
-            _difference(*own),
-            f"{sum(fails[0])} and {sum(fails[1])} exact runs fail",
-            room_of(*fails),
-        )
+        sides = [
+            {at: results.records[e] for at, (_, e) in results.pairs("paper_text", task, c).items()}
+            for c in (one, other)
+        ]
+        yield who_is_first("optimizer-driven", "", task, words, *sides)
 
 
 def beyond_exact(
@@ -287,36 +281,15 @@ def sizes(results: Results) -> Verdict:
         2,
         "More so at larger depth, width and learning rate",
         "Instabilities come sooner and oftener in deeper and wider models and at higher rates.",
-        f"Oftener: depth {d.depths[1]} against {d.depths[0]}, width {d.widths[1]} against "
+        f"Depth {d.depths[1]} against {d.depths[0]}, width {d.widths[1]} against "
         f"{d.widths[0]}, at all rates; rate {d.rates[-1]:g} against {d.rates[0]:g} in all "
         "settings. And the rate at which half of the runs fail or have not learned by their end, "
-        "from the phase diagrams: holds if it is lower, intervals disjoint. Sooner is told below "
-        "and not decided.",
+        "from the phase diagrams: holds if it is lower, intervals disjoint.",
         (
             *corrected(found),
             *critical_rates(results, "lr_depth", d.depths[1], d.depths[0]),
             *critical_rates(results, "lr_width", d.widths[1], d.widths[0]),
         ),
-        (sooner(results, *depths), sooner(results, *widths)),
-    )
-
-
-def sooner(results: Results, one: str, other: str) -> str:
-    """Where the MX runs of both settings fail, from one seed at one rate: which first?"""
-    steps = [
-        (failed_at(results.records[a]), failed_at(results.records[b]))
-        for reading, task in ALL_CONTEXTS
-        if {one, other} <= set(results.design.problems_of(task))
-        for pairs in [results.pairs(reading, task, other)]
-        for at, (a, _) in results.pairs(reading, task, one).items()
-        if at in pairs
-        for b in [pairs[at][0]]
-    ]
-    both = [(a, b) for a, b in steps if a is not None and b is not None]
-    first = sum(a < b for a, b in both)
-    return (
-        f"Sooner, {one} against {other}: of {len(both)} seeds and rates at which both MX runs "
-        f"fail, {one} fails first in {first}."
     )
 
 

@@ -134,9 +134,9 @@ def _how() -> Iterator[str]:
     yield (
         f"- *no room*: p at least {ALPHA}, and fewer than {ENOUGH} of the runs compared fail, or "
         f"fewer than {ENOUGH} do not: no difference could have shown; nor where fewer than "
-        f"{ENOUGH} exact runs of a setting survive for MX to add to. Where two precisions are "
-        "compared, which share their exact run, the one counts that fails first, and there is no "
-        "ceiling."
+        f"{ENOUGH} exact runs of a setting survive for MX to add to. Where two runs are "
+        "compared with each other (two precisions; exact runs of two settings), the one counts "
+        "that fails first, and there is no ceiling."
     )
     yield (
         f"- *not seen*: p at least {ALPHA}, there was room, and the interval excludes a difference "
@@ -161,10 +161,11 @@ def _how() -> Iterator[str]:
         "that is a spike by itself; claim 12 took a lower rate's gain on failures that full "
         "precision by definition does not avert for an advantage; claim 10 had no row of full "
         "MX; claim 5 compared windows of unequal length. These rules were mended, and two "
-        "precisions told apart by which fails first, since nearly all fail in the searched place; "
-        "the runs are the same. Other problems in the searched place, and seeds 216 to 231, were "
-        "run after that. Of the rules only two came later, both against findings: what MX cannot "
-        "add to is no room, and claim 5 compares runs of one setting alone."
+        "precisions told apart by which fails first, since nearly all fail in the searched "
+        "place; the runs are the same. Other problems in the searched place, and seeds 216 to "
+        "231, were run after that. Three rules came later still: exact runs of two settings are "
+        "told apart by which fails first, too; what MX cannot add to is no room; and claim 5 "
+        "compares runs of one setting alone."
     )
     yield ""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mxsim.stats import NOTHING, Estimate, median_over_seeds, share
+from mxsim.store import Record
 from mxsim.survival import restricted
 from studies import interventions
 from studies.claims import ALL_CONTEXTS, PLACES, Key, Reading, Results, Task, failed_at
@@ -207,23 +208,35 @@ def matched(results: Results, reading: Reading, task: Task, condition: str, name
 def first_to_fail(
     results: Results, reading: Reading, task: Task, words: str, one: str, other: str
 ) -> Finding:
-    """Of MX runs of two precisions, by seed and rate: is it ``one`` that fails, or fails first?
+    """Of MX runs of two precisions, by seed and rate: is it ``one`` that fails, or fails first?"""
+    sides = [
+        {at: results.records[mx] for at, (mx, _) in results.pairs(reading, task, c).items()}
+        for c in (one, other)
+    ]
+    return who_is_first("precision-induced", reading, task, words, *sides)
+
+
+def who_is_first(
+    kind: Kind,
+    reading: str,
+    task: Task,
+    words: str,
+    one: Mapping[tuple[float, int], Record],
+    other: Mapping[tuple[float, int], Record],
+) -> Finding:
+    """Of runs by rate and seed, those that both sides have: is it ``one``'s that fails first?
 
     Room: the pairs of which any run fails.
     """
+    both = [at for at in one if at in other]
     steps = [
-        np.array(
-            [
-                np.inf if (bad := failed_at(results.records[mx])) is None else bad
-                for mx, _ in results.pairs(reading, task, condition).values()
-            ]
-        )
-        for condition in (one, other)
+        np.array([np.inf if (bad := failed_at(side[at])) is None else bad for at in both])
+        for side in (one, other)
     ]
     first, second = (int(np.sum(a < b)) for a, b in (steps, steps[::-1]))
     fails = [int(np.isfinite(each).sum()) for each in steps]
     return finding(
-        "precision-induced",
+        kind,
         reading,
         task,
         words,
