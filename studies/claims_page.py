@@ -123,7 +123,8 @@ def _how() -> Iterator[str]:
     yield (
         "A run fails if it meets a NaN or Inf, or if its loss spikes and does not come back (a "
         "spike still open at the last step counts). Failures are compared pair by pair with the "
-        "exact sign test (McNemar), p corrected within a claim for all of its comparisons (Holm)."
+        "exact sign test (McNemar), p corrected within a claim for all of its comparisons that "
+        "could reach it (Holm, Tarone)."
     )
     yield ""
     yield "- *precision-induced*: MX minus exact; of two settings, the difference of the two."
@@ -152,20 +153,27 @@ def _how() -> Iterator[str]:
         "is given in our words. The rules are studies/claims_verdicts.py."
     )
     yield ""
+    yield "What changed after numbers were seen:"
+    yield ""
     yield (
-        "What changed after numbers were seen. A first page had four seeds at the rates 0.01, "
-        "0.02 and 0.035, and counted as failed a run that had not learned enough by its last "
-        "step; most of those were slow, not unstable. Then rates were raised, since at 0.01 no "
-        "exact run failed, seeds doubled (0 to 3 are in both), and the searched place added. On "
-        "the second page a floor or ceiling read as not seen; claim 1 counted a switch to E2M1 "
+        "- A first page had four seeds at the rates 0.01, 0.02 and 0.035, and counted as failed a "
+        "run that had not learned enough by its last step; most of those were slow, not unstable. "
+        "Then rates were raised, since at 0.01 no exact run failed, seeds doubled (0 to 3 are in "
+        "both), and the searched place added."
+    )
+    yield (
+        "- On a second page a floor or ceiling read as not seen; claim 1 counted a switch to E2M1 "
         "that is a spike by itself; claim 12 took a lower rate's gain on failures that full "
-        "precision by definition does not avert for an advantage; claim 10 had no row of full "
-        "MX; claim 5 compared windows of unequal length. These rules were mended, and two "
-        "precisions told apart by which fails first, since nearly all fail in the searched "
-        "place; the runs are the same. Other problems in the searched place, and seeds 216 to "
-        "231, were run after that. Three rules came later still: exact runs of two settings are "
-        "told apart by which fails first, too; what MX cannot add to is no room; and claim 5 "
-        "compares runs of one setting alone."
+        "precision by definition does not avert for an advantage; claim 10 had no row of full MX; "
+        "claim 5 compared windows of unequal length. These rules were mended on the same runs, and "
+        "two precisions told apart by which fails first, since nearly all fail in the searched "
+        "place."
+    )
+    yield (
+        "- Other problems in the searched place, and its seeds from 216 on, were run after that. "
+        "Three rules came later still: exact runs of two settings are told apart by which fails "
+        "first, too; what MX cannot add to is no room; and claim 5 compares runs of one setting "
+        "alone."
     )
     yield ""
 
@@ -175,8 +183,8 @@ def _faults(found: Sequence[Verdict], of_faults: Sequence[Finding]) -> Iterator[
     yield ""
     yield (
         "The script's MX phase gives beta no gradient, quantizes the teacher, and judges by "
-        "gradients of two trajectories. Excess failures of the base with each of the first two "
-        "against without:"
+        "gradients of two trajectories. Of the base's MX runs with each of the first two and "
+        "without, which fail, or fail first:"
     )
     yield ""
     yield from _table(of_faults)
