@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from figures import contact_sheet
 from figures.command import launch
+from mxsim.formats import not_one_of
 from studies import phase_diagrams
 
 Tier = Literal["smoke", "laptop"]
@@ -91,10 +92,11 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     """Draw; the exit status is 1 if a result is missing for any figure, 2 for an unknown name."""
-    names = {each.name for each in FIGURES}
-    if unknown := [name for name in arguments.only if name not in names]:
-        print(f"only must name figures of {sorted(names)}; got {unknown}", file=sys.stderr)
-        return 2
+    names = tuple(each.name for each in FIGURES)
+    for name in arguments.only:
+        if name not in names:
+            print(not_one_of("a name of --only", name, names), file=sys.stderr)
+            return 2
     out = arguments.out or arguments.results / f"figures_{arguments.tier}"
     wanted = [each for each in FIGURES if not arguments.only or each.name in arguments.only]
     absent, pictures = [], []
