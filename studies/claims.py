@@ -419,7 +419,7 @@ class Arguments(Execution):
     """The paper's claims about the proxy, one by one, with verdicts."""
 
     tier: Tier = "laptop"
-    """smoke: seconds, for tests; laptop: about 3900 runs of a second or two, 1000 of them of seven;
+    """smoke: seconds, for tests; laptop: about 4300 runs of a second or two, 1400 of them of seven;
     cluster: the paper's sizes."""
     results: Path = Path("results")
     """Where results are stored, a folder a study."""
