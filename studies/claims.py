@@ -67,7 +67,7 @@ RULES: Mapping[Task, DivergenceRule] = {
 class Condition:
     """One factor changed from the base: the problem (``config``, a factor of the ``rate``) or MX.
 
-    text, code: the MX scheme under each reading; None where the reading does not have it.
+    steps: a factor of the run's length.  text, code: the MX scheme under each reading; None where the reading does not have it.
     places: where it is run.
     """
 
@@ -76,6 +76,7 @@ class Condition:
     text: PrecisionScheme | None = scheme("paper_text")  # noqa: RUF009  (frozen)
     code: PrecisionScheme | None = scheme("paper_code")  # noqa: RUF009
     rate: float = 1.0
+    steps: float = 1.0
     places: tuple[Task, ...] = PLACES
 
     def mx(self, reading: Reading) -> PrecisionScheme | None:
@@ -88,7 +89,7 @@ class Design:
     """What a tier runs: all conditions at all ``rates`` (of the base), over ``seeds``.
 
     ``searched``: that place's base, at its own rate alone, over ``searched_seeds``; settings of the
-    problem other than the base over the first ``problem_seeds`` of them.
+    problem other than the base, and longer runs, over the first ``problem_seeds`` of them.
     """
 
     base: ProxyConfig
@@ -133,7 +134,7 @@ class Design:
         """The seeds of a place, those of a condition."""
         if task != "searched":
             return range(self.seeds)
-        few = condition is not None and condition.config
+        few = condition is not None and (condition.config or condition.steps != 1)
         return self.searched_seeds[: self.problem_seeds] if few else self.searched_seeds
 
     @property
@@ -255,6 +256,9 @@ def conditions(design: Design) -> tuple[Condition, ...]:
         Condition("norm gains alone", text=scheme("ln_only_e4m3"), code=None),
         Condition("E5M2", text=scheme("all_e5m2"), code=scheme("paper_code", fwd="mxfp8_e5m2")),
         Condition("half the rate", rate=0.5),
+        # What a run does after its last step; and half the rate over the same distance.
+        Condition("longer", steps=1.6),
+        Condition("half the rate, twice as long", rate=0.5, steps=2.0),
     ]
     return (
         Condition("base"),
@@ -283,7 +287,8 @@ def config_of(
 ) -> ProxyConfig:
     """The problem of a run."""
     base = design.base_of(task)
-    cfg = replace(base, **condition.config, lr=lr * condition.rate, seed=seed)
+    steps = round(base.steps * condition.steps)
+    cfg = replace(base, **condition.config, lr=lr * condition.rate, steps=steps, seed=seed)
     return with_unit_teacher(cfg) if task == "unit" else cfg
 
 
