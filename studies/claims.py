@@ -67,8 +67,8 @@ RULES: Mapping[Task, DivergenceRule] = {
 class Condition:
     """One factor changed from the base: the problem (``config``, a factor of the ``rate``) or MX.
 
-    steps: a factor of the run's length.  text, code: the MX scheme under each reading; None where the reading does not have it.
-    places: where it is run.
+    steps: a factor of the run's length.  text, code: the MX scheme under each reading; None where
+    the reading does not have it.  places: where it is run.
     """
 
     label: str

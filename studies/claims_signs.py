@@ -63,15 +63,15 @@ def before_failure(
 ) -> dict[Kind, list[float]]:
     """By kind of failure: each failing run's change minus the median of runs that do not fail.
 
-    Those are of the same condition at the same steps, COMPANY of them at least; where fewer do not
-    fail a run is not told: another condition's runs differ by more than their fate.
+    Those are of the same condition and rate at the same steps, COMPANY of them at least; where
+    fewer do not fail a run is not told: runs of other settings differ by more than their fate.
     """
     keys = own_scheme(results, reading, task, "mx")
     series = {key: series_of(results.records[key], name) for key in keys}
-    calm: dict[str, list[Floats]] = defaultdict(list)
+    calm: dict[tuple[str, float], list[Floats]] = defaultdict(list)
     for key in keys:
         if not results.failed(key):
-            calm[key.condition].append(series[key])
+            calm[key.condition, key.lr].append(series[key])
     found: dict[Kind, list[float]] = {"precision-induced": [], "optimizer-driven": []}
     for key in keys:
         bad = failed_at(results.records[key])
@@ -79,7 +79,7 @@ def before_failure(
             continue
         probes = -(-bad // results.design.probe_every)  # those before the step
         own = change(series[key], probes)
-        others = [change(each, probes) for each in calm[key.condition]]
+        others = [change(each, probes) for each in calm[key.condition, key.lr]]
         if np.isfinite(own) and np.isfinite(others).sum() >= COMPANY:
             shared = results.failed(Key(*key_of(key), arm="exact"))
             kind: Kind = "optimizer-driven" if shared else "precision-induced"
@@ -195,8 +195,8 @@ def gradient_bias(results: Results) -> Verdict:
     for reading, task in CONTEXTS:
         runs = watched(results, reading, task)
         failures = sum(bad is not None for _, bad, _ in runs)
-        words = f"{SCRIPT_METRIC} above 2 foretells failure"
-        found.append(foretold(matched_peaks(runs), reading, task, words, failures))
+        words = f"{SCRIPT_METRIC} above 4 foretells failure"  # it is squared
+        found.append(foretold(matched_peaks(runs), reading, task, words, failures, 4.0))
     return Verdict(
         5,
         "zeta grows and cos falls before divergence, which comes at a norm of Z of about 2",
@@ -204,22 +204,28 @@ def gradient_bias(results: Results) -> Verdict:
         "exact gradient falls; by a crude bound an operator norm of Z of about 2 breaks training.",
         "MX runs of all settings, probed at the same point. Grows, falls: the change from the five "
         "probes before to the last three before the first bad step (log of zeta; cos), against the "
-        "median change of three or more runs of the same setting that do not fail, at the same "
+        "median change of three or more runs of its setting and rate that do not fail, at the same "
         "steps: failing runs in which it is larger minus those in which it is smaller, sign test. "
         "Runs that fail before their eighth probe, or without such company, are not told. Above 2: "
         "each failing run against one of the same setting and rate that does not fail, each taken "
         "once, both up to the step of the failure; does the failing one alone exceed 2? By the "
         "probes and, in the watched pairs, by the script's own measure: "
-        "the squared ratio between the gradients of two trajectories.",
+        "the squared ratio between the gradients of two trajectories, above 4. Zeta is at most "
+        "|Z|_op, so that a zeta below 2 says nothing against the bound.",
         corrected(found),
     )
 
 
 def foretold(
-    peaks: Sequence[tuple[float, float]], reading: Reading, task: Task, words: str, failing: int
+    peaks: Sequence[tuple[float, float]],
+    reading: Reading,
+    task: Task,
+    words: str,
+    failing: int,
+    limit: float = 2.0,
 ) -> Finding:
-    """Of (highest zeta of a failing run, of a calm one): is the failing one alone above 2?"""
-    over = [(own > 2, other > 2) for own, other in peaks]
+    """Of (highest zeta of a failing run, of a calm one): is the failing one alone above a limit?"""
+    over = [(own > limit, other > limit) for own, other in peaks]
     mine, others = (sum(each[i] for each in over) for i in (0, 1))
     return finding(
         "measured",

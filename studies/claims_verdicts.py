@@ -12,7 +12,8 @@ rates and settings count as independent. Then:
 - ``no room``: fewer than ENOUGH of the runs compared fail, or fewer than that do not: on such a
   floor or ceiling no difference could have shown (where it is asked which of two fails first, a
   ceiling is none);
-- ``not seen``: there was room, and the interval excludes a difference of MARGIN in its direction;
+- ``not seen``: there was room, and the interval excludes a difference of MARGIN in its direction
+  and does not exclude none;
 - ``undecided``: none of these: n is too small to tell.
 
 **Kinds.**  A failure of an MX run is optimizer-driven if its exact pair fails too, else
@@ -122,7 +123,7 @@ def decide(estimate: Estimate, p: float, room: float = np.inf) -> Word:
         return "holds" if estimate.value > 0 else "refuted"
     if room < ENOUGH:
         return "no room"
-    return "not seen" if estimate.high < MARGIN else "undecided"
+    return "not seen" if estimate.high < MARGIN and estimate.low <= 0 else "undecided"
 
 
 def decide_either(estimate: Estimate, p: float, room: float = np.inf) -> Word:
@@ -196,10 +197,10 @@ def summarize(findings: Iterable[Finding]) -> str:
     ]
     rest = sorted(
         {word for word in words if word not in ("holds", "refuted")},
-        key=lambda word: (-words.count(word), word),
+        key=lambda word: (word == "no room", -words.count(word), word),
     )
     counts = [f"{words.count(word)} {word}" for word in rest]
-    if not told:  # then the commonest of them is the verdict
+    if not told:  # then the commonest of those that had room is the verdict
         return f"{counts[0].split(' ', 1)[1]} ({', '.join(counts)})"
     return "; ".join([*told, *([f"else {', '.join(counts)}"] if counts else [])])
 

@@ -15,7 +15,14 @@ import mxsim
 from mxsim.boundary import Threshold
 from mxsim.stats import Estimate
 from mxsim.store import Record
-from studies import claims, claims_cited, claims_decided, claims_remedies, claims_signs
+from studies import (
+    claims,
+    claims_cited,
+    claims_decided,
+    claims_remedies,
+    claims_signs,
+    claims_spikes,
+)
 from studies.claims import DESIGNS, TASKS, Key, Results, conditions, points, watches
 from studies.claims_page import page
 from studies.claims_teacher import with_unit_teacher
@@ -141,19 +148,27 @@ def words_of(verdict: Verdict, **where: str) -> set[Word]:
 
 def test_claim_1_tells_precision_from_the_optimizer() -> None:
     mx_only = made_up(lambda k: k.arm == "mx" and k.reading == "paper_code" and k.task == "script")
-    verdict = claims_decided.spikes(mx_only)
-    assert words_of(verdict, reading="paper_code", task="script") == {"holds"}
+    verdict = claims_spikes.spikes(mx_only)
+    assert words_of(verdict, reading="paper_code", task="script") == {"holds"}  # both outcomes
     assert words_of(verdict, reading="paper_text") == {"no room", "missing"}
-    shared = claims_decided.spikes(made_up(lambda k: k.lr > 0.1))
+    shared = claims_spikes.spikes(made_up(lambda k: k.lr > 0.1))
     assert words_of(shared, task="unit") == {"not seen"}
     assert words_of(shared) == {"not seen", "no room", "missing"}  # the search has not been run
     assert np.isnan(shared.findings[-1].p)
-    there = claims_decided.spikes(made_up(lambda k: k.arm == "mx" and k.task == "searched"))
+    there = claims_spikes.spikes(made_up(lambda k: k.arm == "mx" and k.task == "searched"))
     assert words_of(there, task="searched") == {"holds"}  # both formats, both readings
-    assert sum(f.task == "searched" for f in there.findings) == 4
-    assert "24 in MX only" in there.findings[4].detail
+    assert sum(f.task == "searched" for f in there.findings) == 2 * (2 * 3 + 1)
+    first = {f.words for f in there.findings if "before exact" in f.words}
+    assert first == {"MX E4M3 fails before exact", "MX E5M2 fails before exact"}
+    later = "Run to 24 steps in the searched place, paper_code: 12 of 12 MX runs fail, the median "
+    assert f"{later}at step 20; 0 of 12 exact runs fail." in there.notes
+    (found,) = (
+        f for f in there.findings
+        if f.words == "lasting failure, E4M3, MX against exact" and f.reading == "paper_code"
+    )  # fmt: skip
+    assert found.detail == "0 in both, 24 in MX only, 0 in exact only"
     assert words_of(there, task="unit") == {"no room"}
-    assert "78 spike or fail in both" in shared.findings[0].detail
+    assert shared.findings[0].detail.startswith("78 in both, ")
     assert sum("in 1.00 [1.00, 1.00] steps, to 50.00" in note for note in shared.notes) == 2
     assert (
         "in 52 of 104 settings and rates some MX run spikes or fails, in 52 all" in shared.notes[-1]
@@ -174,7 +189,11 @@ def test_claims_2_to_4_and_11_tell_settings_apart() -> None:
     for words in code:
         assert words_of(normed, words=words, reading="paper_code", task="unit") == {"holds"}
         assert words_of(normed, words=words, task="searched") == {"no room"}  # the base has RMS
-    assert words_of(normed, words="RMS norm against none", kind="precision-induced") == {"holds"}
+    assert words_of(normed, words="RMS norm against none") == {"holds", "no room"}
+    assert {f.kind for f in normed.findings if f.words.startswith("RMS norm")} == {"reference"}
+    spiky = claims_decided.layer_norm(made_up(lambda k: k.condition == "norm none"))
+    words = "layer norm against none, spikes or failure"
+    assert words_of(spiky, words=words, kind="optimizer-driven") == {"refuted"}
     gains = "gains in MX, too, against GEMM operands alone"
     assert words_of(normed, words=gains) == {"holds"}
     assert words_of(normed, words="norm gains alone in MX against exact") == {"no room"}
@@ -223,7 +242,7 @@ def test_the_scripts_metric_is_judged_before_the_failure_alone() -> None:
         series = np.full(24, 0.5)
         series[20:] = 99.0  # parted by then, failed or not
         if failed:
-            series[15] = 3.0
+            series[15] = 5.0
         spikes = [{"step": 20, "length": None}] if failed else []
         meta = {"status": "ok", "rule": {"patience": 200}, "spikes": spikes}
         return Record(f"{seed}", {"zeta_script": series}, meta)
@@ -234,9 +253,9 @@ def test_the_scripts_metric_is_judged_before_the_failure_alone() -> None:
     }
     results = replace(results, watched=watched)
     peaks = claims_signs.matched_peaks(claims_signs.watched(results, "paper_code", "unit"))
-    assert peaks == [(3.0, 0.5)] * 12  # the calm ones up to step 20, too
+    assert peaks == [(5.0, 0.5)] * 12  # the calm ones up to step 20, too
     verdict = claims_signs.gradient_bias(results)
-    words = f"{claims_signs.SCRIPT_METRIC} above 2 foretells failure"
+    words = f"{claims_signs.SCRIPT_METRIC} above 4 foretells failure"
     (found,) = (f for f in verdict.findings if f.words == words and f.estimate.n)
     assert found.detail.startswith("12 of 12 failing, 0 of as many others; 12 of 12 failing runs")
     assert found.word == "holds"
@@ -284,26 +303,39 @@ def test_claims_8_to_10_and_the_faults_by_their_schemes() -> None:
     assert {f.word for f in found if f.words == "quantized teacher"} == {"not seen"}  # all fail
 
 
-def test_claim_12_counts_only_runs_that_fail_by_kind_and_sgd_apart() -> None:
-    most = "the next lower rate averts most failures"
-    rate = claims_remedies.rate_or_precision(made_up(lambda k: k.lr > 0.1))
-    assert words_of(rate, words=most, kind="optimizer-driven") == {"holds"}
-    assert words_of(rate, words=most, kind="precision-induced") == {"undecided"}  # there are none
-    others = 6 * (len(DESIGN.problems) - 1)
-    assert {f.estimate.n for f in rate.findings if f.words == most} == {others, 0}
-    sgd = [f for f in rate.findings if f.words == f"{most}, SGD"]
-    assert {(f.kind, f.estimate.n) for f in sgd} == {("optimizer-driven", 6)}
-    assert {f.word for f in rate.findings if f.words.startswith("midway")} == {"missing"}
-    precision = claims_remedies.rate_or_precision(made_up(lambda k: k.arm == "mx"))
-    assert words_of(precision, words=most, kind="precision-induced") == {"not seen"}
-    half = claims_remedies.rate_or_precision(
+def test_claim_12_counts_only_runs_that_fail_by_kind() -> None:
+    words = "half the rate, twice as long, averts most failures"
+    both = claims_remedies.rate_or_precision(
         made_up(lambda k: k.task == "searched" and k.condition == "base")
     )
-    words = "half the rate averts most failures"
-    assert words_of(half, words=words, kind="optimizer-driven") == {"holds"}
+    assert words_of(both, words=words, kind="optimizer-driven") == {"holds"}
+    assert words_of(both, words=words, kind="precision-induced") == {"undecided"}  # there are none
+    assert {f.estimate.n for f in both.findings if f.words == words} == {12, 0}
+    late = claims_remedies.rate_or_precision(
+        made_up(lambda k: k.task == "searched" and k.arm == "mx" and k.condition != "half the rate")
+    )
+    assert words_of(late, words=words, kind="precision-induced") == {"not seen"}
+    reference = "half the rate, averts most failures, precision-induced"
+    assert words_of(late, words=reference, kind="reference") == {"holds"}  # but half the distance
+    assert {f.word for f in late.findings if f.words.startswith("midway")} == {"missing"}
 
 
-def test_a_searched_setting_counts_once_and_a_switch_not_at_all(
+def test_the_next_lower_rate_stands_beside_the_next_higher_one() -> None:
+    high, low = DESIGN.rates[-1], DESIGN.rates[0]
+    found = claims_remedies.rate_or_precision(
+        made_up(lambda k: k.lr == high or (k.condition == "sgd" and k.lr == low))
+    )
+    lower, higher = (f"the next {name} rate averts most" for name in ("lower", "higher"))
+    here = [f for f in found.findings if (f.reading, f.task) == ("paper_code", "unit")]
+    by = {f.words: f.detail for f in here}
+    n = 6 * (len(DESIGN.problems) - 1)
+    assert by[f"{lower}, optimizer-driven"] == f"{n} of {n}"
+    assert by[f"{lower}, SGD, optimizer-driven"] == "0 of 6"
+    assert by[f"{higher}, SGD, optimizer-driven"] == "0 of 6"
+    assert by[f"{higher}, optimizer-driven"] == "0 of 0"
+
+
+def test_a_setting_run_here_is_not_counted_again_and_a_switch_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fate = claims_cited.Fate
@@ -317,12 +349,9 @@ def test_a_searched_setting_counts_once_and_a_switch_not_at_all(
     monkeypatch.setattr(claims_cited, "_fresh", lambda tier, root: fresh)
     results = made_up(lambda k: k.arm == "mx" and k.task == "searched")
     found = {(f.reading, f.task, f.words): f for f in claims_cited.elsewhere(results)}
-    words = "failure, MX against exact"
-    both = found["paper_text", "searched", words]
-    assert (both.estimate.n, both.detail) == (32, "0 fail in both, 32 in MX only, 0 in exact only")
-    assert found["paper_code", "searched", words].estimate.n == 24
-    assert found["paper_text", "searched: another", words].detail.startswith("8 fail in both")
-    assert len(found) == 5  # two formats, two readings, and the other one
+    words = "lasting failure, MX against exact"
+    assert list(found) == [("paper_text", "searched: another", words)]  # the rest: on own seeds
+    assert found["paper_text", "searched: another", words].detail.startswith("8 in both")
     (note,) = claims_cited.by_construction(results)
     assert "switched. 8 of 8 runs fail 0 to 0 steps after the switch to MX at step 20" in note
 
@@ -411,7 +440,7 @@ def test_the_page_has_all_claims_with_numbers_and_says_what_is_missing(root: Pat
 
 def test_counts_on_the_page_are_the_records_own(root: Path) -> None:
     results = claims.load("smoke", root)
-    first = claims_decided.spikes(results).findings[0]
+    first = claims_spikes.spikes(results).findings[0]
     pairs = [
         pair
         for label in results.design.problems
@@ -424,7 +453,7 @@ def test_counts_on_the_page_are_the_records_own(root: Path) -> None:
 
     both = sum(spiked(mx) and spiked(exact) for mx, exact in pairs)
     assert first.estimate.n == len(pairs) == 2 * len(results.design.problems)
-    assert first.detail.startswith(f"{both} spike or fail in both")
+    assert first.detail.startswith(f"{both} in both")
     assert 0 < both < len(pairs)
 
 

@@ -52,6 +52,7 @@ def test_words() -> None:
     assert decide_either(*paired([-1] * 6)) == "holds"
     assert decide_either(*paired([0] * 12)) == "not seen"
     assert decide_either(*paired([1] * 3)) == "undecided"
+    assert decide(Estimate(0.1, 0.02, 0.17, 104), 0.13) == "undecided"  # none is excluded as well
     assert decide_either(*paired([0] * 12), 3) == "no room"
     assert decide_range(Estimate(1, 0.8, 1.3, 5), 0.5, 2) == "undecided"
     assert decide_range(Estimate(1, 0.8, 1.3, 9), 0.5, 2) == "holds"
@@ -94,7 +95,8 @@ def test_summaries() -> None:
     assert those("refuted", "undecided") == "refuted under it (t0); else 1 undecided"
     assert those("holds", "refuted") == "holds only under it (t0); refuted under it (t1)"
     assert those("undecided", "not seen") == "not seen (1 not seen, 1 undecided)"
-    assert those("undecided", "no room") == "no room (1 no room, 1 undecided)"
+    assert those("undecided", "no room") == "undecided (1 undecided, 1 no room)"
+    assert those("no room", "not seen", "no room") == "not seen (1 not seen, 2 no room)"
     aside = Finding("reference", "r", "t", "it", paired([1])[0], 1, "holds")
     assert summarize([aside]) == "-"
 
