@@ -119,7 +119,7 @@ def _averted(reading: str, tier: Any, root: Path) -> tuple[list[Finding], list[s
         )
     return found, [
         f"{reading}: {design.setting.name}; of {stored.tried} runs {len(stored.used)} diverge late "
-        "enough to be changed.",
+        f"enough to be changed; averted: not within {design.horizon} steps of the change.",
         *better(stored, gains, reading),
     ]
 
