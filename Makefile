@@ -35,8 +35,7 @@ reproduce: .venv/installed        ## the paper's claims: every study, figure and
 	$(RUN) -m studies.phase_diagrams --tier $(OTHERS) --diagrams $(DIAGRAMS)
 	$(RUN) -m studies.controller --tier $(OTHERS)
 	$(RUN) -m studies.claims --tier $(TIER)
-	$(if $(filter cluster,$(TIER)),@echo "figures: python -m figures.losses --tier cluster and others like it",\
-		$(RUN) -m figures.all --tier $(OTHERS) --only $(PICTURES))
+	$(RUN) -m figures.all --tier $(TIER) --only $(PICTURES)
 	$(RUN) -m studies.claims --tier $(TIER) --page $(PAGE)
 
 test: .venv/installed-test        ## the whole test suite

@@ -1,9 +1,10 @@
 """Every figure from stored results, and a contact sheet of them.
 
-    python -m figures.all [--tier smoke|laptop] [--results DIR] [--out DIR] [--only NAME ...]
+    python -m figures.all [--tier smoke|laptop|cluster] [--results DIR] [--only NAME ...]
 
 Draws what it can; the exit status is 1 if any could not be drawn for a missing result, and the
-contact sheet then shows those that could.
+contact sheet then shows those that could.  At the tier cluster figures of the claims' own runs are
+of that tier, the others of laptop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from figures.command import launch
 from mxsim.formats import not_one_of
 from studies import phase_diagrams
 
-Tier = Literal["smoke", "laptop"]
+Tier = Literal["smoke", "laptop", "cluster"]
+OF_THE_CLAIMS = ("last_bin", "losses", "bias_to_divergence", "hybrids")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Drawn:
         """Draw to the folder ``out``; the exit status of the script."""
         script = importlib.import_module(f"figures.{self.script or self.name}")
         given = {**self.given, "out": out / self.files[0]}
+        if tier == "cluster" and self.name not in OF_THE_CLAIMS:
+            tier = "laptop"
         if self.runs:
             given |= {"tier": self.tiers.get(tier, tier), "results": results}
         return int(script.main(script.Arguments(**given)))

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -353,6 +354,29 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert list(tmp_path.iterdir()) == []
     assert every.main(every.Arguments("smoke", tmp_path, only=("nonsense",))) == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_at_the_cluster_tier_the_claims_own_figures_are_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, str] = {}
+
+    def script(name: str) -> Any:
+        def main(arguments: Any) -> int:
+            asked[name.removeprefix("figures.")] = arguments.tier
+            return 1
+
+        return SimpleNamespace(main=main, Arguments=lambda **given: SimpleNamespace(**given))
+
+    monkeypatch.setattr("figures.all.importlib.import_module", script)
+    only = ("losses", "hybrids", "interventions", "ln_affine_isolation")
+    assert every.main(every.Arguments("cluster", tmp_path, only=only)) == 1
+    assert asked == {
+        "losses": "cluster",
+        "hybrids": "cluster",
+        "interventions": "laptop",
+        "ln_affine_isolation": "long",
+    }
 
 
 def test_a_contact_sheet_fails_on_a_missing_picture_or_sidecar(
