@@ -96,7 +96,7 @@ def test_the_figure_is_drawn_without_training_and_fails_on_a_missing_point(
     store.path(point.id).unlink()
     try:
         assert figure.main(arguments) == 1
-        assert "1 of 16 results are missing" in capsys.readouterr().out
+        assert "1 of 16 results are missing" in capsys.readouterr().err
         assert not out.exists()
     finally:
         store.path(point.id).write_bytes(kept)
