@@ -25,7 +25,7 @@ PAGE := $(if $(filter smoke,$(TIER)),results/claims_smoke/claims.md,docs/claims.
 DIAGRAMS := lr_depth lr_width lr_format lr_init lr_optimizer lr_batch lr_teacher_gain format_block \
 	activation_norm rule_rounding
 PICTURES := format_codes last_bin losses activation_norm_losses bias_to_divergence interventions \
-	hybrids $(addprefix phase_,$(DIAGRAMS)) quantized_edge controller
+	interventions_code hybrids $(addprefix phase_,$(DIAGRAMS)) quantized_edge controller
 
 reproduce: .venv/installed        ## the paper's claims: every study, figure and verdict (TIER=smoke: minutes)
 	$(RUN) -m studies.touchy_settings --tier $(OTHERS)

@@ -62,6 +62,7 @@ FIGURES: tuple[Drawn, ...] = (
     Drawn("activation_norm_losses", "activation_norm"),
     Drawn("bias_to_divergence", beside=("bias_to_divergence_searched.png",)),
     Drawn("interventions"),
+    Drawn("interventions_code", "interventions", tiers={"laptop": "laptop_code"}),
     Drawn("hybrids"),
     *(
         Drawn(f"phase_{name}", "phase_diagrams", {"diagram": name})

@@ -69,9 +69,9 @@ def _head(results: Results, path: Path) -> Iterator[str]:
         "unit-variance outputs (studies/claims_teacher.py; over conditions its outputs' standard "
         "deviation is 0.54 to 1.02). And a third place, `searched`, for what precision alone "
         "changes: a setting that `python -m studies.touchy_settings` found, looking under "
-        "paper_text only, to fail oftener in MX; seeds that no other study has used. But for "
-        "unit, whose teacher is always of GELU, a teacher has its student's activation, depth, "
-        "width and init, so that with them the task changes, too."
+        "paper_text only, to fail oftener in MX; seeds that no other study has used; the "
+        "script's teacher. But for unit, whose teacher is always of GELU, a teacher has its "
+        "student's activation, depth, width and init, so that with them the task changes, too."
     )
     yield ""
 
@@ -139,11 +139,11 @@ def _how() -> Iterator[str]:
     yield ""
     yield f"- *holds*: p < {ALPHA} in the claim's direction; *refuted*: p < {ALPHA} the other way."
     yield (
-        f"- *no room*: p at least {ALPHA}, and fewer than {ENOUGH} of the runs compared fail, or "
-        f"fewer than {ENOUGH} do not: no difference could have shown; nor where fewer than "
-        f"{ENOUGH} exact runs of a setting survive for MX to add to. Where two runs are "
-        "compared with each other (two precisions; exact runs of two settings), the one counts "
-        "that fails first, and there is no ceiling."
+        f"- *no room*: fewer than {ENOUGH} pairs; or p at least {ALPHA}, and fewer than {ENOUGH}, or "
+        f"than {MARGIN:g} of the pairs, of the runs compared fail, or do not: no difference could "
+        f"have shown; nor where fewer than {ENOUGH} exact runs of a setting survive for MX to add "
+        "to. Where two runs are compared with each other (two precisions; exact runs of two "
+        "settings), the one counts that fails first, and there is no ceiling."
     )
     yield (
         f"- *not seen*: p at least {ALPHA}, there was room, and the interval excludes a difference "
@@ -180,7 +180,7 @@ def _how() -> Iterator[str]:
         "All that came later takes something away or adds runs: exact runs of two settings are "
         "told apart by which fails first, too; what MX cannot add to is no room; claim 5 compares "
         "runs of one setting and rate; claim 1 has both outcomes everywhere, and longer runs; "
-        "claim 12 half the rate over the same distance; claim 10's matches are corrected; what "
+        "claim 12 half the rate run until it fails; claim 10's matches are corrected; what "
         "bears on a claim only by the way became a reference (critical rates of runs that are "
         "slow, SGD at rates of its own, RMS norm, less distance), and FP4, which never gets to "
         "where E4M3 fails, no room."

@@ -301,16 +301,15 @@ def rate_or_precision(results: Results) -> Verdict:
         ("precision-induced", True),
         ("optimizer-driven", False),
     )
-    found = []
+    found, notes = [], []
     for reading in READINGS:
-        for words in ("half the rate, twice as long", "half the rate"):
-            fates = halved(results, reading, words)
-            for kind, exact_ok in kinds:
-                own = [lower for lower, exact in fates if exact == exact_ok]
-                told = averts_most(kind, reading, "searched", f"{words}, averts most failures", own)
-                if words == "half the rate":
-                    told = replace(told, kind="reference", words=f"{told.words}, {kind}")
-                found.append(told)
+        fates = halved(results, reading)
+        for kind, exact_ok in kinds:
+            own = [lower for lower, exact in fates if exact == exact_ok]
+            words = "half the rate averts most failures, in as many steps"
+            found.append(averts_most(kind, reading, "searched", words, own))
+        found += how_far(results, reading)
+        notes.append(at_half(results, reading))
         for task in TASKS:
             for kind, exact_ok in kinds:
                 found += next_rates(results, reading, task, kind, exact_ok)
@@ -322,13 +321,18 @@ def rate_or_precision(results: Results) -> Verdict:
         "Of MX runs that fail, by kind. Full precision from the first step at the same rate averts "
         "all precision-induced failures and no optimizer-driven ones, by definition, so that there "
         "is no contest to decide; what is measured is how much of each kind half the rate, still "
-        "in MX, averts over the same distance, that is in twice as many steps: holds if most "
-        "(Wilson interval above 0.5, of six or more), not seen if the interval lies below. For "
-        "reference in as many steps, half the distance; and around the base the next lower rate, "
-        "beside the next higher one, which averts as much where seeds fail by chance; SGD apart. "
-        "Midway, from the interventions: who lasts longer by seed, half the rate or full "
-        "precision, sign test, corrected.",
-        (*found, *corrected(midway(results))),
+        "in MX, averts in as many steps, which is half the distance: holds if most (Wilson "
+        "interval above 0.5, of six or more), not seen if the interval lies below. And, of runs "
+        "that are all run until they fail: does half the rate last more steps, and does it get "
+        "farther (steps times rate)? Around the base, for reference, the next lower rate beside "
+        "the next higher one, which averts as much where seeds fail by chance; SGD apart. Midway, "
+        "from the interventions: who lasts longer by seed, half the rate or full precision, sign "
+        "test. Those of pairs corrected.",
+        (
+            *(f for f in found if f.kind != "measured"),
+            *corrected([*(f for f in found if f.kind == "measured"), *midway(results)]),
+        ),
+        tuple(notes),
     )
 
 
@@ -343,18 +347,48 @@ def averts_most(
     )  # fmt: skip
 
 
-def halved(results: Results, reading: Reading, condition: str) -> list[tuple[bool, bool]]:
-    """Of MX runs of the searched base that fail: does one at half the rate not, nor the exact one?
-
-    Of those seeds that ``condition`` has.
-    """
+def halved(results: Results, reading: Reading) -> list[tuple[bool, bool]]:
+    """Of MX runs of the searched base that fail: does one at half the rate not, the exact one?"""
     base = results.pairs(reading, "searched", "base")
-    half = results.pairs(reading, "searched", condition)
+    half = results.pairs(reading, "searched", "half the rate")
     return [
         (not results.failed(half[at][0]), not results.failed(exact))
         for at, (mx, exact) in base.items()
-        if at in half and results.failed(mx)
+        if results.failed(mx)
     ]
+
+
+def how_far(results: Results, reading: Reading) -> Iterator[Finding]:
+    """Of MX runs at the rate and at half of it, run until they fail: steps, steps times rate."""
+    steps = [
+        {
+            seed: np.inf if (bad := failed_at(results.records[mx])) is None else bad
+            for (_, seed), (mx, _) in results.pairs(reading, "searched", label).items()
+        }
+        for label in ("longer", "half the rate, twice as long")
+    ]
+    both = [(steps[0][seed], steps[1][seed]) for seed in steps[0] if seed in steps[1]]
+    told = "medians at step {:.0f} and {:.0f}".format(*np.median(np.array(both), axis=0))
+    for words, factor in (("lasts more steps", 1.0), ("gets farther", 0.5)):
+        signs = [float(np.sign(factor * half - full)) for full, half in both if np.isfinite(full)]
+        yield finding(
+            "measured",
+            reading,
+            "searched",
+            f"half the rate {words}, run until it fails",
+            signs,
+            told,
+        )
+
+
+def at_half(results: Results, reading: Reading) -> str:
+    """What becomes of exact and MX runs at half the rate over the same distance."""
+    pairs = list(results.pairs(reading, "searched", "half the rate, twice as long").values())
+    fails = [sum(results.failed(pair[arm]) for pair in pairs) for arm in (0, 1)]
+    return (
+        f"At half the rate, twice as long, {reading}: {fails[0]} of {len(pairs)} MX runs fail and "
+        f"{fails[1]} of as many exact ones."
+    )
 
 
 def next_rates(

@@ -24,6 +24,7 @@ def spikes(results: Results) -> Verdict:
     outcomes: tuple[tuple[str, Outcome], ...] = (
         ("spikes or failure", results.troubled),
         ("lasting failure", results.failed),
+        ("a spike that recovers", lambda key: recovered(results.records[key])),
     )
     for reading, task in CONTEXTS:
         pairs = [
@@ -51,12 +52,14 @@ def spikes(results: Results) -> Verdict:
         "MX runs spike where full precision does not",
         "Training in MX formats shows sharp, stochastic spikes of the loss that full precision "
         "does not show at the same learning rate and seed.",
-        "MX against the exact run of its seed: spikes, recovered or not, or fails; and lasting "
-        "failures alone. Around the base pairs over all settings of the problem and all rates; in "
-        "the searched place E4M3 and E5M2, which share their exact runs, and there also which of "
-        "the two fails first, and what has become of both after 1.6 times as many steps. And what "
-        "else the search found under paper_text, on its fresh seeds. How sharp spikes are, and how "
-        "much is left to chance, is told below and not decided.",
+        "MX against the exact run of its seed: spikes, recovered or not, or fails; lasting "
+        "failures alone; and spikes alone that recover, by a rule that is relative to each run's "
+        "own loss, over which MX has the noisier floor. Around the base pairs over all settings "
+        "of the problem and all rates; in the searched place E4M3 and E5M2, which share their "
+        "exact runs, and there also which of the two fails first, and what has become of both "
+        "after 1.6 times as many steps. And what else the search found under paper_text, on its "
+        "fresh seeds. How sharp spikes are, and how much is left to chance, is told below and "
+        "not decided.",
         corrected([*found, *elsewhere(results)]),
         (
             *by_themselves(results),
@@ -65,6 +68,15 @@ def spikes(results: Results) -> Verdict:
             *sharpness(results),
             chance(results),
         ),
+    )
+
+
+def recovered(record: Record) -> bool:
+    """Whether a run had a spike that it left within the rule's patience."""
+    patience = record.meta["rule"]["patience"]
+    return any(
+        spike["length"] is not None and spike["length"] <= patience
+        for spike in record.meta["spikes"]
     )
 
 

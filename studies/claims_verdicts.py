@@ -9,9 +9,9 @@ Wald's after one +1 and one -1 are added (Bonett and Price 2012). Pairs of one s
 rates and settings count as independent. Then:
 
 - ``holds``: p < 0.05, in the claim's direction; ``refuted``: p < 0.05 the other way;
-- ``no room``: fewer than ENOUGH of the runs compared fail, or fewer than that do not: on such a
-  floor or ceiling no difference could have shown (where it is asked which of two fails first, a
-  ceiling is none);
+- ``no room``: fewer than ENOUGH pairs; or fewer than that, or than MARGIN of the pairs, of the runs
+  compared fail, or do not: on such a floor or ceiling no difference could have shown (where it is
+  asked which of two fails first, a ceiling is none);
 - ``not seen``: there was room, and the interval excludes a difference of MARGIN in its direction
   and does not exclude none;
 - ``undecided``: none of these: n is too small to tell.
@@ -117,11 +117,11 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def decide(estimate: Estimate, p: float, room: float = np.inf) -> Word:
     """The rule above, for a claim that the difference is positive."""
-    if not estimate.n:
-        return "undecided"
+    if estimate.n < ENOUGH:
+        return "no room"
     if p < ALPHA:
         return "holds" if estimate.value > 0 else "refuted"
-    if room < ENOUGH:
+    if room < max(ENOUGH, MARGIN * estimate.n):
         return "no room"
     return "not seen" if estimate.high < MARGIN and estimate.low <= 0 else "undecided"
 
@@ -130,7 +130,7 @@ def decide_either(estimate: Estimate, p: float, room: float = np.inf) -> Word:
     """For a claim that there is a difference, whichever way."""
     if estimate.n and p < ALPHA:
         return "holds"
-    if estimate.n and room < ENOUGH:
+    if estimate.n < ENOUGH or room < max(ENOUGH, MARGIN * estimate.n):
         return "no room"
     excluded = estimate.n and max(abs(estimate.low), abs(estimate.high)) < MARGIN
     return "not seen" if excluded else "undecided"
@@ -153,9 +153,11 @@ def decide_match(excess: Estimate, p: float, ratio: Estimate, goal: float) -> Wo
 def decide_range(estimate: Estimate, low: float, high: float) -> Word:
     """For a claim that a number lies in a range: its interval inside, outside, or across.
 
-    Fewer than ENOUGH values decide nothing.
+    Fewer than ENOUGH values leave no room.
     """
-    if estimate.n < ENOUGH or np.isnan(estimate.low):
+    if estimate.n < ENOUGH:
+        return "no room"
+    if np.isnan(estimate.low):
         return "undecided"
     if low <= estimate.low and estimate.high <= high:
         return "holds"

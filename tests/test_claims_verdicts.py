@@ -48,13 +48,16 @@ def test_words() -> None:
     assert room_of([True] * 12, [True] * 11 + [False]) == 1
     assert word([0] * 8) == "undecided"
     assert word([1] * 4 + [0] * 8) == "undecided"
-    assert word([]) == "undecided"
+    assert word([]) == word([1] * 5) == "no room"
+    assert word([0] * 312, 62) == "no room"  # fewer than a fifth of the pairs
+    assert word([0] * 312, 63) == "not seen"
     assert decide_either(*paired([-1] * 6)) == "holds"
     assert decide_either(*paired([0] * 12)) == "not seen"
-    assert decide_either(*paired([1] * 3)) == "undecided"
+    assert decide_either(*paired([1] * 3)) == "no room"
+    assert decide_either(*paired([1] * 3 + [0] * 3)) == "undecided"
     assert decide(Estimate(0.1, 0.02, 0.17, 104), 0.13) == "undecided"  # none is excluded as well
     assert decide_either(*paired([0] * 12), 3) == "no room"
-    assert decide_range(Estimate(1, 0.8, 1.3, 5), 0.5, 2) == "undecided"
+    assert decide_range(Estimate(1, 0.8, 1.3, 5), 0.5, 2) == "no room"
     assert decide_range(Estimate(1, 0.8, 1.3, 9), 0.5, 2) == "holds"
     assert decide_range(Estimate(3, 2.8, 3.3, 9), 0.5, 2) == "not seen"
     assert decide_range(Estimate(2, 1.8, 2.3, 9), 0.5, 2) == "undecided"
