@@ -139,11 +139,11 @@ def _how() -> Iterator[str]:
     yield ""
     yield f"- *holds*: p < {ALPHA} in the claim's direction; *refuted*: p < {ALPHA} the other way."
     yield (
-        f"- *no room*: fewer than {ENOUGH} pairs; or p at least {ALPHA}, and fewer than {ENOUGH}, or "
-        f"than {MARGIN:g} of the pairs, of the runs compared fail, or do not: no difference could "
-        f"have shown; nor where fewer than {ENOUGH} exact runs of a setting survive for MX to add "
-        "to. Where two runs are compared with each other (two precisions; exact runs of two "
-        "settings), the one counts that fails first, and there is no ceiling."
+        f"- *no room*: fewer than {ENOUGH} pairs; or p at least {ALPHA}, and fewer than {ENOUGH}, "
+        f"or than {MARGIN:g} of the pairs, of the runs compared fail, or do not: no difference "
+        f"could have shown; nor where fewer than {ENOUGH} exact runs of a setting survive for MX "
+        "to add to. Where two runs are compared with each other (two precisions; exact runs of "
+        "two settings), the one counts that fails first, and there is no ceiling."
     )
     yield (
         f"- *not seen*: p at least {ALPHA}, there was room, and the interval excludes a difference "
