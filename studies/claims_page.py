@@ -177,13 +177,13 @@ def _how() -> Iterator[str]:
     )
     yield (
         "- Other problems in the searched place, and its seeds from 216 on, were run after that. "
-        "All that came later takes something away or adds runs: exact runs of two settings are "
-        "told apart by which fails first, too; what MX cannot add to is no room; claim 5 compares "
-        "runs of one setting and rate; claim 1 has both outcomes everywhere, and longer runs; "
-        "claim 12 half the rate run until it fails; claim 10's matches are corrected; what "
-        "bears on a claim only by the way became a reference (critical rates of runs that are "
-        "slow, SGD at rates of its own, RMS norm, less distance), and FP4, which never gets to "
-        "where E4M3 fails, no room."
+        "What came later, on two strict readings: exact runs of two settings are told apart by "
+        "which fails first, too; what MX cannot add to, and what a fifth of all pairs hides, is no "
+        "room; claim 5 compares runs of one setting and rate; claim 1 has all outcomes everywhere, "
+        "spikes that recover apart, and longer runs; claim 12 has half the rate run until it "
+        "fails; claim 10's matches are corrected; what bears on a claim only by the way became a "
+        "reference (critical rates of runs that are slow, SGD at rates of its own, RMS norm), and "
+        "FP4, which never gets to where E4M3 fails, no room."
     )
     yield ""
 
