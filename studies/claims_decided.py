@@ -23,7 +23,6 @@ from studies.claims import (
     PLACES,
     READINGS,
     TASKS,
-    Key,
     Reading,
     Results,
     Task,
@@ -35,6 +34,7 @@ from studies.claims_remedies import (
     first_to_fail,
     hybrids,
     loss_ratios,
+    outcomes,
     rate_or_precision,
     who_is_first,
 )
@@ -42,28 +42,19 @@ from studies.claims_signs import gradient_bias, last_bin
 from studies.claims_spikes import spikes
 from studies.claims_verdicts import ENOUGH, Finding, Kind, Verdict, corrected, finding, room_of
 
-Outcome = Callable[[Key], bool]
-
 
 def excess(
-    results: Results, reading: Reading, task: Task, condition: str, outcome: Outcome | None = None
+    results: Results, reading: Reading, task: Task, condition: str
 ) -> dict[tuple[float, int], int]:
-    """(lr, seed) -> MX minus exact: 1 if the MX run alone has the outcome, by default failed."""
-    happened = outcome or results.failed
+    """(lr, seed) -> MX minus exact: 1 if the MX run alone failed."""
     pairs = results.pairs(reading, task, condition)
-    return {at: happened(mx) - happened(exact) for at, (mx, exact) in pairs.items()}
+    return {at: results.failed(mx) - results.failed(exact) for at, (mx, exact) in pairs.items()}
 
 
 def exact_failures(results: Results, task: Task, condition: str) -> dict[tuple[float, int], int]:
     """(lr, seed) -> 1 if the exact run failed."""
     pairs = results.pairs("paper_text", task, condition)
     return {at: int(results.failed(exact)) for at, (_, exact) in pairs.items()}
-
-
-def _difference(
-    one: Mapping[tuple[float, int], int], other: Mapping[tuple[float, int], int]
-) -> list[int]:
-    return [one[at] - other[at] for at in one if at in other]
 
 
 def compared(
@@ -108,7 +99,7 @@ def beyond_exact(
             f"{sum(mx[0])} and {sum(mx[1])} MX runs fail, {sum(exact[0])} and {sum(exact[1])} "
             "exact ones"
         )
-        values = _difference(*sides)
+        values = [sides[0][at] - sides[1][at] for at in sides[0] if at in sides[1]]
         found = finding("precision-induced", reading, task, words, values, told, room_of(*mx))
         if any(len(side) - sum(side) < ENOUGH for side in exact):
             found = replace(found, able=False, word="no room", room=0)
@@ -150,21 +141,6 @@ def by_rate(
         [a - b for a, b in zip(one, other, strict=True)],
         f"{sum(one)} and {sum(other)}" + (" more fail in MX than in exact" if reading else " fail"),
     )
-
-
-def _counts(
-    results: Results,
-    reading: Reading,
-    task: Task,
-    labels: Sequence[str],
-    outcome: Outcome | None = None,
-    verb: str = "fail",
-) -> str:
-    happened = outcome or results.failed
-    pairs = [p for label in labels for p in results.pairs(reading, task, label).values()]
-    seen = [(happened(mx), happened(exact)) for mx, exact in pairs]
-    both, mx, exact = (seen.count(each) for each in ((True, True), (True, False), (False, True)))
-    return f"{both} {verb} in both, {mx} in MX only, {exact} in exact only"
 
 
 # ---------------------------------------------------------------- the claims
@@ -235,7 +211,7 @@ def layer_norm(results: Results) -> Verdict:
         "and MX gains alone, which may suffice without being needed.",
         (*corrected(found), *(replace(f, kind="reference") for f in corrected(beside))),
         tuple(
-            f"RMS norm, {reading}, {task}: {_counts(results, reading, task, ['norm rms'])}"
+            f"RMS norm, {reading}, {task}: {outcomes(results, reading, task, 'norm rms')}"
             for reading, task in CONTEXTS
         ),
     )
