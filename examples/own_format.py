@@ -31,6 +31,7 @@ from mxsim import DivergenceRule, ProxyConfig, scheme
 from mxsim.boundary import Search
 from mxsim.executors import Execution
 from mxsim.grid import FAILURES, Grid, Level, config_axis, load_cells, requantize, state_of
+from mxsim.outcome import Spike, fatal_spike
 from mxsim.progress import execute
 from mxsim.stats import mean_over_seeds
 from mxsim.store import Store
@@ -45,9 +46,8 @@ LEARNED = DivergenceRule(learned_fraction=0.1)  # held-out loss below a tenth of
 
 def is_slow(meta: Mapping[str, Any]) -> bool:
     """Whether a run diverged by no spike: it was back from each in time, but learned too slowly."""
-    lengths = [spike["length"] for spike in meta["spikes"]]  # None: open at the end
-    left = all(n is not None and n <= LEARNED.patience for n in lengths)
-    return meta["status"] == "diverged" and left
+    fatal = fatal_spike([Spike(**each) for each in meta["spikes"]], LEARNED)
+    return meta["status"] == "diverged" and fatal is None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

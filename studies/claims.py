@@ -23,6 +23,7 @@ results say in claims_cited.py; the page in claims_page.py.  Here: the runs, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -357,6 +358,12 @@ def failed_at(record: Record) -> int | None:
     return None
 
 
+def lasted(record: Record) -> float:
+    """Steps until a run failed; infinite if it did not."""
+    bad = failed_at(record)
+    return math.inf if bad is None else bad
+
+
 @dataclass(frozen=True)
 class Results:
     """Every run's record, and every watched pair's; where other studies' results lie."""
@@ -379,6 +386,11 @@ class Results:
     def troubled(self, key: Key) -> bool:
         """Whether it failed or spiked at all, recovered or not."""
         return self.failed(key) or bool(self.records[key].meta["spikes"])
+
+    def fates(self, reading: Reading, task: Task, condition: str) -> list[tuple[bool, bool]]:
+        """Of a condition's pairs: did the MX run fail, did the exact one?"""
+        pairs = self.pairs(reading, task, condition).values()
+        return [(self.failed(mx), self.failed(exact)) for mx, exact in pairs]
 
     def slow(self, key: Key) -> bool:
         """Whether a run did not fail, but had not learned by its end."""

@@ -272,23 +272,24 @@ def elsewhere(results: Results) -> list[Finding]:
     Settings that this study has run, on other seeds, are left to it.  Not corrected yet.  One
     finding without pairs if the search's results are missing.
     """
-    missing = False
     try:
-        fresh = dict(_fresh(tier_elsewhere(results), results.root))
+        fresh = _fresh(tier_elsewhere(results), results.root)
     except FileNotFoundError:
-        fresh, missing = {}, True
-    found = []
-    own = replace(results.design.searched, seed=0)
-    for name, (setting, more) in fresh.items():
-        if not setting.switch and replace(setting.config, seed=0) != own:
-            fates = [(f.mx is not None, f.exact is not None) for f in more]
-            found.append(against_exact("paper_text", f"searched: {name}", _AGAINST, fates))
-    if missing:
         where = "searched: missing, run python -m studies.touchy_settings"
-        found.append(
+        return [
             Finding("precision-induced", "paper_text", where, _AGAINST, NOTHING, np.nan, "missing")
+        ]
+    own = replace(results.design.searched, seed=0)
+    return [
+        against_exact(
+            "paper_text",
+            f"searched: {name}",
+            _AGAINST,
+            [(fate.mx is not None, fate.exact is not None) for fate in fates],
         )
-    return found
+        for name, (setting, fates) in fresh.items()
+        if not setting.switch and replace(setting.config, seed=0) != own
+    ]
 
 
 def against_exact(

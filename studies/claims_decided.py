@@ -7,7 +7,7 @@ claims_remedies.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -89,9 +89,8 @@ def beyond_exact(
     where the exact runs of a condition hardly ever survive: MX could not add to their failures.
     """
     for reading, task in contexts:
-        sides = [excess(results, reading, task, condition) for condition in (one, other)]
         pairs = [results.pairs(reading, task, c) for c in (one, other)]
-        common = set(pairs[0]) & set(pairs[1])
+        common = [at for at in pairs[0] if at in pairs[1]]
         mx, exact = (
             [[results.failed(side[at][arm]) for at in common] for side in pairs] for arm in (0, 1)
         )
@@ -99,7 +98,9 @@ def beyond_exact(
             f"{sum(mx[0])} and {sum(mx[1])} MX runs fail, {sum(exact[0])} and {sum(exact[1])} "
             "exact ones"
         )
-        values = [sides[0][at] - sides[1][at] for at in sides[0] if at in sides[1]]
+        values = [
+            (a - b) - (c - d) for a, b, c, d in zip(mx[0], exact[0], mx[1], exact[1], strict=True)
+        ]
         found = finding("precision-induced", reading, task, words, values, told, room_of(*mx))
         if any(len(side) - sum(side) < ENOUGH for side in exact):
             found = replace(found, able=False, word="no room", room=0)
@@ -190,10 +191,7 @@ def layer_norm(results: Results) -> Verdict:
     )
     for task in TASKS:
         found.append(exact_trouble(results, task, "base", "norm none"))
-    fates = [
-        (results.failed(mx), results.failed(exact))
-        for mx, exact in results.pairs(*place[0], gains).values()
-    ]
+    fates = results.fates(*place[0], gains)
     beside = [
         *compared(results, "RMS norm against none", "base", "norm none", ["searched"]),
         *compared(results, "RMS norm against layer norm", "base", "norm layer", ["searched"]),
@@ -209,12 +207,17 @@ def layer_norm(results: Results) -> Verdict:
         "gains in MX, too, runs fail, or fail first, by seed. For reference, since the claim is "
         "not about them: RMS norm there, for which the place was searched, against the others, "
         "and MX gains alone, which may suffice without being needed.",
-        (*corrected(found), *(replace(f, kind="reference") for f in corrected(beside))),
+        (*corrected(found), *as_reference(corrected(beside))),
         tuple(
             f"RMS norm, {reading}, {task}: {outcomes(results, reading, task, 'norm rms')}"
             for reading, task in CONTEXTS
         ),
     )
+
+
+def as_reference(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Shown, and no part of the verdict."""
+    return (replace(each, kind="reference") for each in findings)
 
 
 def exact_trouble(results: Results, task: Task, one: str, other: str) -> Finding:
@@ -252,22 +255,21 @@ def activations(results: Results) -> Verdict:
 
 def formats(results: Results) -> Verdict:
     """Claim 8."""
+    mix = "E4M3 forward, E5M2 backward"
     found = []
-    for each in [
-        *fails_first(results, "E4M3 against E4M3 forward, E5M2 backward", "base",
-                 "E4M3 forward, E5M2 backward"),
-        *fails_first(results, "FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
-        *fails_first(results, "FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
-        *fails_first(results, "FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
-    ]:  # fmt: skip
-        one = each.words.split(" against ")[0].replace("E4M3", "base")
-        late = [r for r in READINGS if r == each.reading and not gets_there(results, r, one)]
-        if each.task == "searched" and one != "base" and late:
-            detail = f"{each.detail}; never as low in loss"
-            found.append(replace(each, able=False, room=0, detail=detail))
-        else:
+    for words, one, other in (
+        (f"E4M3 against {mix}", "base", mix),
+        ("FP6 E2M3 against E4M3", "FP6 E2M3", "base"),
+        ("FP6 E3M2 against E4M3", "FP6 E3M2", "base"),
+        ("FP4 E2M1 against E4M3", "FP4 E2M1", "base"),
+    ):
+        for reading, task in ALL_CONTEXTS:
+            each = first_to_fail(results, reading, task, words, one, other)
+            if task == "searched" and not gets_there(results, reading, one):
+                detail = f"{each.detail}; never as low in loss"
+                each = replace(each, able=False, room=0, detail=detail)
             found.append(each)
-    labels = ("base", "E4M3 forward, E5M2 backward", "FP6 E2M3", "FP6 E3M2", "FP4 E2M1")
+    labels = ("base", mix, "FP6 E2M3", "FP6 E3M2", "FP4 E2M1")
     return Verdict(
         8,
         "Formats have an order of stability",
@@ -290,25 +292,28 @@ def formats(results: Results) -> Verdict:
 
 def gets_there(results: Results, reading: Reading, condition: str) -> bool:
     """Does a run of a format reach, in the searched place, a loss at which some E4M3 run fails?"""
-    own = results.pairs(reading, "searched", condition).values()
-    base = results.pairs(reading, "searched", "base").values()
-    lowest = min(reached(results.records[mx]) for mx, _ in own)
-    failing = [reached(results.records[mx]) for mx, _ in base if results.failed(mx)]
-    return not failing or lowest <= max(failing)
+    failing = lowest(results, reading, "base", failing=True)
+    return not len(failing) or lowest(results, reading, condition).min() <= failing.max()
 
 
 def how_low(results: Results, reading: Reading) -> Iterator[str]:
     """What loss FP4 reaches in the searched setting, beside the one at which E4M3 fails."""
-    pairs = {c: list(results.pairs(reading, "searched", c).values()) for c in ("base", "FP4 E2M1")}
     ratio = median_over_seeds(np.array(loss_ratios(results, reading, "searched", "FP4 E2M1")))
-    lowest = np.array([reached(results.records[mx]) for mx, _ in pairs["FP4 E2M1"]])
-    at = np.array(
-        [reached(results.records[mx]) for mx, _ in pairs["base"] if results.failed(mx)], np.float64
-    )
     yield (
         f"FP4 E2M1 in the searched setting, {reading}: held-out loss over exact's where neither "
         f"fails {ratio}, n {ratio.n}; its training loss's lowest median is "
-        f"{_scientific(lowest)}; E4M3 fails after {_scientific(at)}."
+        f"{_scientific(lowest(results, reading, 'FP4 E2M1'))}; E4M3 fails after "
+        f"{_scientific(lowest(results, reading, 'base', failing=True))}."
+    )
+
+
+def lowest(
+    results: Results, reading: Reading, condition: str, failing: bool = False
+) -> NDArray[np.float64]:
+    """What MX runs of the searched place reached, all of a condition or those that fail."""
+    keys = [mx for mx, _ in results.pairs(reading, "searched", condition).values()]
+    return np.array(
+        [reached(results.records[mx]) for mx in keys if not failing or results.failed(mx)]
     )
 
 
@@ -343,27 +348,17 @@ def block_size(results: Results) -> Verdict:
 def init_and_optimizer(results: Results) -> Verdict:
     """Claim 11."""
     found = [
-        f
-        for label, words in (
-            ("xavier", "Xavier init against PyTorch's"),
-            ("sgd", "SGD with momentum against Adam"),
-            ("adamw", "AdamW against Adam"),
-        )
-        for f in compared(results, words, label, "base")
+        *compared(results, "Xavier init against PyTorch's", "xavier", "base"),
+        *compared(results, "AdamW against Adam", "adamw", "base"),
     ]
+    sgd = compared(results, "SGD with momentum against Adam", "sgd", "base")
     return Verdict(
         11,
         "Initialization and optimizer change the picture",
         "How often training breaks depends on the initialization and on the optimizer.",
         "A difference either way. SGD, for reference, has 64 times Adam's rates, which by failures "
         "of exact runs alone is nearer to its edge.",
-        (
-            *corrected([f for f in found if not f.words.startswith("SGD")], either=True),
-            *(
-                replace(f, kind="reference")
-                for f in corrected([f for f in found if f.words.startswith("SGD")], either=True)
-            ),
-        ),
+        (*corrected(found, either=True), *as_reference(corrected(sgd, either=True))),
     )
 
 

@@ -23,7 +23,7 @@ from studies.claims import (
     Reading,
     Results,
     Task,
-    failed_at,
+    lasted,
 )
 from studies.claims_cited import tier_elsewhere
 from studies.claims_verdicts import (
@@ -51,7 +51,7 @@ REFERENCES = {"lower_lr": "half the rate, for comparison"}
 def averted(results: Results) -> Verdict:
     """Claim 7, from the interventions' own study."""
     found, notes = [], []
-    for reading in ("paper_text", "paper_code"):
+    for reading in READINGS:
         tier = _tier_of(reading, results)
         more, said = _averted(reading, tier, results.root)
         found += more
@@ -76,7 +76,7 @@ def averted(results: Results) -> Verdict:
     )
 
 
-def _tier_of(reading: str, results: Results) -> Any:
+def _tier_of(reading: Reading, results: Results) -> Any:
     """The tier of the interventions under a reading; at the smoke tier they share one setting."""
     tier = tier_elsewhere(results)
     return tier if reading == "paper_text" or tier == "smoke" else f"{tier}_code"
@@ -199,8 +199,7 @@ def matched(
     results: Results, reading: Reading, task: Task, condition: str, name: str
 ) -> tuple[Finding, Estimate]:
     """Does an MX scheme train as the exact one does?  Not decided yet; and the ratio of losses."""
-    pairs = results.pairs(reading, task, condition).values()
-    fails = [(results.failed(mx), results.failed(exact)) for mx, exact in pairs]
+    fails = results.fates(reading, task, condition)
     ratio = median_over_seeds(np.array(loss_ratios(results, reading, task, condition)))
     known = str(ratio) if ratio.n >= ENOUGH else f"{ratio.value:.2f}"  # of few no interval
     found = finding(
@@ -216,8 +215,7 @@ def matched(
 
 
 def matching(found: Sequence[Finding], ratios: Sequence[Estimate]) -> Iterator[Finding]:
-    """The words, by corrected p; full MX is the reference, and where it matches there is no "
-    "room."""
+    """The words, by corrected p; full MX is the reference, and where it matches is no room."""
     hybrid = iter(corrected(each for each in found if not _is_full(each)))
     full = False
     for each, ratio in zip(found, ratios, strict=True):
@@ -258,10 +256,7 @@ def who_is_first(
     Room: the pairs of which any run fails.
     """
     both = [at for at in one if at in other]
-    steps = [
-        np.array([np.inf if (bad := failed_at(side[at])) is None else bad for at in both])
-        for side in (one, other)
-    ]
+    steps = [np.array([lasted(side[at]) for at in both]) for side in (one, other)]
     first, second = (int(np.sum(a < b)) for a, b in (steps, steps[::-1]))
     fails = [int(np.isfinite(each).sum()) for each in steps]
     return finding(
@@ -277,8 +272,7 @@ def who_is_first(
 
 def outcomes(results: Results, reading: Reading, task: Task, condition: str) -> str:
     """Of a condition's pairs, how many fail in both, in MX alone, in exact alone."""
-    pairs = results.pairs(reading, task, condition).values()
-    seen = [(results.failed(mx), results.failed(exact)) for mx, exact in pairs]
+    seen = results.fates(reading, task, condition)
     both, mx, exact = (seen.count(each) for each in ((True, True), (True, False), (False, True)))
     return f"{both} fail in both, {mx} in MX only, {exact} in exact only"
 
@@ -362,7 +356,7 @@ def how_far(results: Results, reading: Reading) -> Iterator[Finding]:
     """Of MX runs at the rate and at half of it, run until they fail: steps, steps times rate."""
     steps = [
         {
-            seed: np.inf if (bad := failed_at(results.records[mx])) is None else bad
+            seed: lasted(results.records[mx])
             for (_, seed), (mx, _) in results.pairs(reading, "searched", label).items()
         }
         for label in ("longer", "half the rate, twice as long")
@@ -419,7 +413,7 @@ def next_rates(
 def midway(results: Results) -> Iterator[Finding]:
     """Half the rate against full precision, from a state before the divergence, by reading."""
     words = "midway, half the rate against exact"
-    for reading in ("paper_text", "paper_code"):
+    for reading in READINGS:
         try:
             stored = _interventions(_tier_of(reading, results), results.root)
         except FileNotFoundError:

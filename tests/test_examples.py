@@ -98,6 +98,9 @@ def test_slow_is_diverged_by_no_spike() -> None:
         "long": [{"length": 3}, {"length": 201}],
         "open": [{"length": 3}, {"length": None}],
     }
+    for each in spikes.values():
+        for spike in each:
+            spike |= {"step": 30, "height": 20}
     slow = {name: is_slow({"status": "diverged", "spikes": each}) for name, each in spikes.items()}
     assert slow == {"none": True, "left": True, "long": False, "open": False}
     for status in ("ok", "nonfinite"):
